@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from capture.made import make_record
 from joblens.capture.columns import _LETTERS, ColumnReader, NativeReader, basename
 from joblens.capture.processes import Merger
-from joblens.capture.records import FIELDS, UNKNOWN, Records
+from joblens.capture.records import FIELDS, MOST, UNKNOWN, Records
 from joblens.capture.sets import process_rows, thread_rows
 from joblens.collectors.ends.sets import PROCESS_END
 from joblens.core import counter_file
@@ -29,24 +29,20 @@ from joblens.core.model import ABSENT
 
 Kind = Callable[[], ColumnReader]
 
-_ALWAYS = ("time", "pid", "group", "session", "uid")
 _SMALL = ("pid", "parent", "child", "start", "thread", "running")
 _TEXTS = {"S": 7, "X": 1, "P": 3, "T": 1}
+_EDGES = [1 << 31, (1 << 61) + 1, MOST - 1, MOST, (1 << 63) - 1, 1 << 63, UNKNOWN - 1, UNKNOWN]
 
 
 @st.composite
 def records(draw: st.DrawFn) -> bytes:
-    """Few pids, so that they are reused, and waited for by others; some numbers are unknown."""
+    """Few pids, so that they are reused, and waited for by others; some numbers are unknown or too large."""
     kind = draw(st.sampled_from(sorted(FIELDS)))
+    odd = draw(st.sets(st.sampled_from(FIELDS[kind])))
     fields: dict[str, int] = {}
     for name in FIELDS[kind]:
         known = st.integers(0, 4) if name in _SMALL else st.integers(0, 50)
-        either = known if name in _ALWAYS else st.one_of(known, st.just(UNKNOWN))
-        fields[name] = draw(either)
-    if fields.get("user") == UNKNOWN:  # the kernel has both or none
-        fields["system"] = UNKNOWN
-    elif "system" in fields and fields["system"] == UNKNOWN:
-        fields["system"] = 0
+        fields[name] = draw(st.sampled_from(_EDGES) if name in odd else known)
     texts = draw(st.lists(st.sampled_from(["", "/bin/a", "b c", "é"]), max_size=_TEXTS.get(kind, 0)))
     return make_record(kind, *texts, **fields)
 
@@ -206,6 +202,19 @@ def test_a_thread_that_is_about_to_end_is_counted_once(kind: Kind) -> None:
     _, _, threads, *_ = by_columns(kind, data, 100)
     assert [key[5] for key in threads] == [8, 9, 9]
     assert by_columns(kind, data, 100) == by_records(data)
+
+
+def test_sums_of_large_numbers_do_not_wrap(kind: Kind) -> None:
+    """A parent that has waited for more than a number of 64 bits can hold has used nothing itself."""
+    data = make_record("S", "/bin/sh", time=1, pid=7, start=3, parent=1)
+    for child in range(8, 13):
+        data += make_record("W", time=5, pid=7, start=3, child=child, status=0, user=MOST - 1, system=1)
+    data += make_record("W", time=9, pid=1, start=1, child=7, status=0, user=MOST - 1, system=8)
+    rows, values, *_ = by_columns(kind, data, 10_000)
+    first = len(values) // len(rows) * [row[4] for row in rows].index(7)
+    place = first + [column.name for column in PROCESS_END.columns].index("user_seconds")
+    assert values[place : place + 2] == [0, 3]
+    assert by_columns(kind, data, 10_000) == by_records(data)
 
 
 def test_numbers_beyond_any_kernel_are_absent(kind: Kind) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from capture.library import Captured, compile_program, library, run_captured
-from core.test_secrets import CASES, WORDS
+from core.test_secrets import CASES, OWN, OWN_CASES, OWN_WORDS, WORDS
 from joblens.capture.library import LIBRARY, capture_environment, is_preloadable
 from joblens.capture.records import START, UNKNOWN, parse_records
-from joblens.core.secrets import mask_arguments
+from joblens.core.secrets import MASKS, mask_arguments
 
 pytestmark = [
     pytest.mark.real,
@@ -265,17 +265,28 @@ def test_secrets_in_arguments_are_masked(preload: str, tmp_path: Path) -> None:
     )
 
 
-def test_arguments_are_masked_as_in_samples(preload: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("masks", ["", OWN])
+def test_arguments_are_masked_as_in_samples(
+    preload: str, tmp_path: Path, masks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library and the agent write the same, whatever the arguments are made of."""
+    monkeypatch.setenv(MASKS, masks)
     pieces = random.Random(5)
-    made = [["".join(pieces.choices(WORDS, k=pieces.randrange(1, 9))) for _ in range(3)] for _ in range(400)]
-    cases = [*(given for given, _ in CASES), *made]
+    words = OWN_WORDS if masks else WORDS
+    made = [["".join(pieces.choices(words, k=pieces.randrange(1, 9))) for _ in range(3)] for _ in range(400)]
+    cases = [*(given for given, _ in (OWN_CASES if masks else CASES)), *made]
     environment = {**os.environb, **capture_environment(os.environb, str(tmp_path), preload)}
     for arguments in cases:
         subprocess.run(["/bin/true", *arguments], env=environment, check=True)
     (path,) = tmp_path.iterdir()
     starts = [record for record in parse_records(path.read_bytes())[0] if record.kind == START]
     assert [start.texts[5:] for start in starts] == [mask_arguments(["/bin/true", *case]) for case in cases]
+
+
+def test_more_masks_than_the_library_holds(preload: str, tmp_path: Path) -> None:
+    """Everything is masked then, and not nothing."""
+    found = run_captured(preload, tmp_path, ["/bin/true", "hunter2"], JOBLENS_MASK="x" * 2000)
+    assert [it.command for it in found.named("true")] == ["*** ***"]
 
 
 def test_records_are_the_owners_only(preload: str, tmp_path: Path) -> None:
@@ -323,6 +334,27 @@ def test_vfork_storm_and_double_fork(preload: str, tmp_path: Path) -> None:
     assert len(found.named("true")) == 100
     assert len(found.processes) == 103
     assert all(it.exact for it in found.processes)
+
+
+def test_programs_of_another_libc(preload: str, tmp_path: Path) -> None:
+    """musl's: it has no on_exit(3), and passes no arguments to libraries. Their children may be glibc's."""
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("musl-gcc is not installed")
+    source, program = tmp_path / "program.c", str(tmp_path / "program")
+    source.write_text(
+        "#include <pthread.h>\n#include <stdio.h>\n#include <sys/wait.h>\n#include <unistd.h>\n"
+        "static void *work(void *it) { return it; }\n"
+        "int main(void) { pthread_t it; pthread_create(&it, 0, work, 0); pthread_join(it, 0);"
+        ' if (!fork()) execl("/bin/true", "true", "x", (char *)0);'
+        ' wait(0); puts("out"); return 6; }\n'
+    )
+    subprocess.run(["musl-gcc", "-o", program, str(source)], check=True)
+    found = run_captured(preload, tmp_path, ["/bin/sh", "-c", f"{program} --token a; exit $?"])
+    assert (found.code, found.output, found.errors) == (6, b"out\n", b"")
+    (ended,), (child,) = found.named("program"), found.named("true")
+    assert (ended.exact, ended.command, ended.usage["status"]) == (True, f"{program} --token ***", 6 << 8)
+    assert (child.exact, child.command, child.parent) == (True, "true x", ended.pid)
+    assert ended.pid in {thread.pid for thread in found.threads}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a program of root")

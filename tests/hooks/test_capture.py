@@ -46,11 +46,10 @@ class CapturingHooks:
         self.library.write_bytes(b"")
         self.write()
 
-    def write(self, collect: str = "") -> None:
+    def write(self, collect: str = "", mask: str = "") -> None:
+        capturing = Capturing(str(self.records), str(self.library), collect, mask)
         for name in SLURM:
-            text = slurm_hook(
-                name, str(self.top / "run"), "", Capturing(str(self.records), str(self.library), collect)
-            )
+            text = slurm_hook(name, str(self.top / "run"), "", capturing)
             (self.top / name).write_text(text)
             (self.top / name).chmod(0o755)
 
@@ -133,6 +132,17 @@ def test_a_library_that_is_preloaded_already(
     found = hooks.task({name: value.replace("LIBRARY", library) for name, value in given.items()})
     assert found.pop("JOBLENS_CAPTURE") == str(hooks.job / "records")
     assert found == ({} if expected is None else {"LD_PRELOAD": expected.replace("LIBRARY", library)})
+
+
+@pytest.mark.parametrize("shell", ["", *SHELLS])
+def test_masks(hooks: CapturingHooks, shell: str) -> None:
+    """Those of the site are added to the user's; nothing of these is taken for a command."""
+    hooks.write(mask="--license ghp_* $x'")
+    hooks.run("prolog")
+    for given, expected in ((None, ""), ("-x", "-x "), ("a\nprint b", "")):
+        found = hooks.task({} if given is None else {"JOBLENS_MASK": given}, shell)
+        assert found["JOBLENS_MASK"] == expected + "--license ghp_* $x'"
+        assert "JOBLENS_MASK" not in hooks.task(found, shell)  # of a step in a step
 
 
 def test_who_decides(hooks: CapturingHooks) -> None:
@@ -313,3 +323,21 @@ def test_the_epilog_starts_it(hooks: CapturingHooks) -> None:
         "the command", lambda: (hooks.top / "started").exists() and (hooks.top / "started").stat().st_size
     )
     assert parse_json((hooks.top / "started").read_bytes()) == 0
+
+
+def test_messages_of_earlier_ones_stay(hooks: CapturingHooks) -> None:
+    """As far as the log is not too long."""
+    from waiting import wait_for
+
+    log = hooks.records / "ended/.log"
+    hooks.write(collect="/bin/sh -c 'echo said >&2'")
+    for expected in ("said\n", "said\nsaid\n"):
+        hooks.run("prolog")
+        hooks.run("epilog")
+        wait_for("its message", lambda: log.exists() and log.read_text() == expected)  # noqa: B023
+    log.write_text("x" * 65537)
+    hooks.run("prolog")
+    hooks.run("epilog")
+    wait_for("its message", lambda: log.exists() and log.read_text() == "said\n")
+    assert log.with_name(".log.old").stat().st_size == 65537
+    assert sorted(it.name for it in log.parent.iterdir() if it.is_file()) == [".log", ".log.old"]

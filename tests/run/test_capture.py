@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from capture.library import compile_program
 from joblens.capture.library import LIBRARY, build_library, find_library
 
-from .running import Stand
+from .running import JOBLENS, Stand
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
@@ -57,6 +58,19 @@ def test_static_command_is_exact(stand: Stand) -> None:
     assert stand.job()["data"]["processes"]["exact"] == 1
 
 
+def test_program_with_address_sanitizer(stand: Stand) -> None:
+    """It ends programs that have another library before its own, unless that says otherwise."""
+    source = "int main(){ char *text = malloc(4); text[3] = 7; return text[3]; }"
+    try:
+        program = compile_program(stand.folder, "#include <stdlib.h>\n" + source, "-fsanitize=address")
+    except subprocess.CalledProcessError:
+        pytest.skip("no AddressSanitizer")
+    given = {**stand.environment, "ASAN_OPTIONS": "detect_leaks=0"}
+    result = stand.run([program], "--quiet", "--capture", env=given)
+    assert (result.returncode, result.stderr) == (7, "")
+    assert stand.job()["data"]["processes"] == {"ended": 1, "exact": 1, "sampled": 0, "counted": 0}
+
+
 def test_command_keeps_output_and_environment(stand: Stand) -> None:
     """Only LD_PRELOAD and the two variables of joblens are added; a preloaded library stays."""
     given = {**stand.environment, "LD_PRELOAD": ""}
@@ -92,6 +106,75 @@ def test_unknown_counters_are_named(stand: Stand) -> None:
         "joblens run: JOBLENS_COUNTERS: not counted: instrs?, cycle; events are task-clock, "
     )
     assert stand.run(["/bin/true"], "--quiet", env=chosen).stderr == ""
+
+
+def test_secrets_are_not_written(stand: Stand) -> None:
+    """Neither while the job runs, by the library and by samples, nor in what is stored: passwords and tokens,
+    and what a pattern masks."""
+    secret, known = "hunter2hunter2", stand.folder / "known"
+    known.write_text(secret)
+    script = f"/bin/true --license {secret} ghp_{secret}; sleep 1.2; grep -rlf {known} $JOBLENS_HOME; true"
+    command = [
+        "bash",
+        "-c",
+        script,
+        "x",
+        f"--password={secret}",
+        f"https://me:{secret}@host",
+        "--key-id",
+        "ghp_",
+    ]
+    chosen = {**stand.environment, "API_TOKEN": secret, "JOBLENS_MASK": "--license"}
+    options = ["--capture", "--mask", "ghp_*", "--interval", "0.1"]
+    result = stand.run(command, *options, env=chosen)
+    assert (result.returncode, result.stdout) == (0, "")
+    shown = [stand.joblens("job", "last", *words).stdout for words in (["--json"], ["--processes", "--json"])]
+    assert not [it for it in (result.stderr, *shown) if secret in it]
+    (true,) = [it for it in json.loads(shown[1]) if it["name"] == "true"]
+    assert true["command"] == "/bin/true --license *** ghp_***"
+    stored = subprocess.run(["grep", "-rlf", known, stand.home], capture_output=True, text=True, check=False)
+    assert stored.stdout == ""
+
+
+@pytest.mark.parametrize("mask", ["*", "a b"])
+def test_a_pattern_that_cannot_be(stand: Stand, mask: str) -> None:
+    """The command does not run: what should not be stored would be."""
+    result = stand.run(["echo", "x"], "--mask", mask)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"joblens: mask {mask!r}: expected an option such as --license, or TEXT*\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable", "why"),
+    [
+        ("interval = \n# umask\n", "", "{}: Invalid value (at line 1, column 12)\n"),
+        ("mask = 1\n", "", "{}: mask is not a list of strings\n"),
+        (None, "", "{}: No such file or directory\n"),
+        ("", "é*", "JOBLENS_MASK: mask 'é*': expected an option such as --license, or TEXT*\n"),
+        (
+            f"mask = ['{99 * 'b'}']\n",
+            " ".join(f"{it:099}" for it in range(10)),
+            "JOBLENS_MASK: the",
+        ),
+    ],
+    ids=["broken", "wrong", "missing", "variable", "together"],
+)
+def test_patterns_of_others_that_cannot_be(
+    stand: Stand, settings: str | None, variable: str, why: str
+) -> None:
+    """Those of the site do not stop a command: every argument is masked, which is said once."""
+    path = stand.folder / "site.toml"
+    if settings is not None:
+        path.write_text(settings)
+    chosen = {**stand.environment, "JOBLENS_CONFIG": str(path), "JOBLENS_MASK": variable}
+    command = [*JOBLENS, "run", "--quiet", "--capture", "--", "/bin/echo", "hunter2"]
+    result = stand.run(command, "--quiet", env=chosen)
+    assert (result.returncode, result.stdout) == (0, "hunter2\n")
+    assert result.stderr.startswith("joblens run: all arguments are masked: " + why.format(path))
+    assert result.stderr.count("\n") == 1
+    shown = stand.joblens("job", "last", "--processes", "--json").stdout
+    assert "***" in shown
+    assert "hunter2" not in shown
 
 
 def test_missing_library_is_reported(stand: Stand) -> None:

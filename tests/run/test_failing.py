@@ -89,7 +89,7 @@ def use_duckdb(stand: Stand, body: str, short_values: int) -> Callable[[], None]
     """This one instead, and jobs with so many values are short. Returns what undoes it."""
     folder = stand.folder / "other"
     folder.mkdir()
-    (folder / "duckdb.py").write_text(body + "\n")
+    (folder / "_duckdb.py").write_text(body + "\n")
     (folder / "sitecustomize.py").write_text(
         f"from joblens.store import ingest\ningest._SHORT_VALUES = {short_values}\n"
     )

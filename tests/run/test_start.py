@@ -42,7 +42,7 @@ LATER = (
     "threading",
     "shutil",
     "numpy",
-    "duckdb",
+    "_duckdb",
 )
 DEAR = {
     "argparse",
@@ -66,14 +66,27 @@ def test_what_is_loaded_before_the_command() -> None:
     assert found.stdout == "[]\n"
 
 
+def loaded_by(stand: Stand, *words: str) -> set[str]:
+    code = f"import sys; sys.argv[1:] = {list(words)!r}; from joblens.cli import entry; entry()"
+    timed = [sys.executable, "-X", "importtime", "-c", code]
+    ended = subprocess.run(timed, env=stand.environment, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+
+
 def test_what_is_not_loaded_at_all(stand: Stand) -> None:
     """Modules of the standard library that take longer to load than a short job is sampled."""
-    code = "import sys; sys.argv[1:] = {!r}; from joblens.cli import entry; entry()"
-    words = [sys.executable, "-X", "importtime", "-c", code.format(["run", "--quiet", "--", "true"])]
-    ended = subprocess.run(words, env=stand.environment, capture_output=True, text=True, check=True)
-    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    loaded = loaded_by(stand, "run", "--quiet", "--", "true")
     assert {"joblens.run.supervise", "joblens.run.sampler"} <= loaded
     assert not loaded & DEAR
+
+
+def test_what_no_report_loads(stand: Stand) -> None:
+    """Of what msgspec can do without, inspect takes longest; most stores have no models."""
+    needless = {"inspect", "joblens.store.models", "duckdb", "numpy"}
+    for words in (["run", "--", "true"], ["jobs"], ["job", "last"]):
+        loaded = loaded_by(stand, *words)
+        assert "msgspec" in loaded
+        assert loaded & needless == set()
 
 
 def test_a_short_job_needs_no_lake(stand: Stand) -> None:
@@ -81,7 +94,7 @@ def test_a_short_job_needs_no_lake(stand: Stand) -> None:
     code = (
         "import os, sys\n"
         "import joblens.wire.batch, joblens.jobs.complete, joblens.reports.text\n"
-        "heavy = ('joblens.store.lake.lake', 'shutil', 'numpy', 'duckdb')\n"
+        "heavy = ('joblens.store.lake.lake', 'shutil', 'numpy', '_duckdb')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -71,6 +71,7 @@ def burn(seconds):
     while time.time() < end: pass
 with multiprocessing.Pool() as pool:
     pool.map(burn, [6] * multiprocessing.cpu_count(), 1)
+open("alone", "w").write(str(time.time()))
 burn(7)
 """
 WRITE = "timeout 7 dd if=/dev/zero of=f$n bs=256k oflag=direct,dsync 2>/dev/null"
@@ -276,17 +277,20 @@ def test_on_a_quiet_node(stand: Stand, command: list[str], rules: list[str], sai
 @pytest.mark.parametrize(
     ("command", "rules", "said"),
     [
-        (pool(CORES), [], " in use on average."),
         (pool(6 * CORES), ["more threads than cores"], ", with more threads ready to run than cores."),
         (python(SERIAL_END), ["serial phase"], "; part of the time only one of them had work."),
     ],
-    ids=["all cores", "oversubscribed", "serial at its end"],
+    ids=["oversubscribed", "serial at its end"],
 )
 def test_with_all_cores(stand: Stand, command: list[str], rules: list[str], said: str) -> None:
-    """One finding each, and none for a job that uses all that it has."""
+    """One finding each. A serial phase begins where the part on all cores ends."""
     found = judged_quietly(stand, command)
     assert found.rules == rules
     assert found.said.endswith(said)
+    if rules == ["serial phase"]:
+        (finding,) = found.job["findings"]
+        assert finding["from"] == pytest.approx(float((stand.folder / "alone").read_text()), abs=1.0)
+        assert finding["to"] == pytest.approx(found.job["job"]["end"], abs=1.0)
 
 
 @pytest.mark.alone
@@ -295,6 +299,7 @@ def test_make_on_a_quiet_node(stand: Stand) -> None:
     found = judged_quietly(stand, make(stand, CORES))
     assert found.rules == []
     assert found.said.startswith("It made good use of its ")
+    assert found.said.endswith(" in use on average.")
 
 
 @pytest.mark.preferred

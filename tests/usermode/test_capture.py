@@ -324,6 +324,21 @@ def test_tasks_that_start_at_the_same_time_are_one_session(place: Place) -> None
     assert len(list(place.tmp.iterdir())) == 1
 
 
+def test_masks_of_archives(place: Place, tmp_path: Path) -> None:
+    """What the shell starts is masked before it is written, and further when it is stored."""
+    done = place.script(
+        'export JOBLENS_MASK=-x; eval "$(joblens start --mask \'ghp_*\')"; echo "$JOBLENS_MASK"',
+        "/bin/true -x hunter2 ghp_hunter2 --later more",
+        f'eval "$(joblens stop)"; joblens stage --to {tmp_path}',
+        f"JOBLENS_MASK=--later joblens submit {tmp_path}",
+    )
+    assert (done.code, done.err) == (0, ""), done
+    assert done.out.startswith("-x ghp_*\n")
+    with open_archive(next(tmp_path.glob("*.joblens"))) as archive:
+        assert b"hunter2" not in archive.read_records(0)
+    assert [it["command"] for it in _processes(place, "last")] == ["/bin/true -x *** ghp_*** --later ***"]
+
+
 def test_mistakes_are_sentences(place: Place) -> None:
     """And change nothing in the shell."""
     for command in ("stop", "stage"):
@@ -333,3 +348,6 @@ def test_mistakes_are_sentences(place: Place) -> None:
     done = place.script("joblens start --tag x")
     assert (done.code, done.out) == (2, "")
     assert "write name:value" in done.err
+    done = place.script("joblens start --mask '*'")
+    assert (done.code, done.out) == (2, "")
+    assert "expected an option such as --license" in done.err

@@ -473,6 +473,12 @@ def test_settings_that_are_named(place: Place) -> None:
     )  # fmt: skip
 
 
+def test_agents_mask_as_the_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBLENS_MASK", "--license ghp_*")
+    state = SessionState("/store", Allocation("", "r1", "lab", ("c1",), "here"), 1.0)
+    assert parse_toml(agent_settings(state), "agent")["mask"] == ["--license", "ghp_*"]
+
+
 @pytest.mark.parametrize(("kind", "seconds"), [("", 1.0), ("prometheus", 0.25), ("victoriametrics", 1.0)])
 def test_each_scrape_finds_a_new_sample(kind: str, seconds: float) -> None:
     """At processes, too: of two that find the same one, the rates would be 0 and twice what it was."""

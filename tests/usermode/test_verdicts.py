@@ -1,13 +1,11 @@
-"""What user mode says of jobs on a machine without a batch system, while others compute there."""
+"""What user mode says of jobs on a machine without a batch system."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +33,6 @@ def judged(place: Place, command: str, *groups: Path) -> Any:
 
 def rules(record: Any) -> list[str]:
     return [finding["rule"] for finding in record["findings"]]
-
-
-@pytest.mark.alone
-def test_starved(place: Place) -> None:
-    """A loop that others leave little of the cores to does not wait for anything else."""
-    with ExitStack() as stack:
-        for _ in range(4):
-            words = [sys.executable, "-c", "import signal; signal.alarm(90)\nwhile True: pass"]
-            # Each in a session of its own: the kernel shares cores between sessions (sched(7), autogroup).
-            hog = stack.enter_context(subprocess.Popen(words, start_new_session=True))
-            stack.callback(hog.kill)
-        record = judged(place, BURN)
-    assert rules(record)[0] == "cores taken by others"
-    assert not {"asleep", "idle cores"} & set(rules(record))
-    assert "; other work took " in record["verdict"]
 
 
 @pytest.mark.preferred

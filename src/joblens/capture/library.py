@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping, Optional
 
-from joblens.capture.records import EVENTS
-from joblens.core.compile_c import compile_c
 from joblens.core.errors import OutsideError, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Mapping, Optional
 
 COUNTERS = "JOBLENS_COUNTERS"  # names the events to count
 FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
@@ -24,6 +25,8 @@ _FLAGS = (
 
 def build_library(target: str = LIBRARY, compiler: str = "") -> str:
     """Compile it, and return why that is impossible, or ""."""
+    from joblens.core.compile_c import compile_c
+
     return compile_c([SOURCE], target, _FLAGS, compiler)
 
 
@@ -58,8 +61,12 @@ def without_library(listed: str, library: str) -> str:
 
 def unknown_counters(given: Mapping[str, str]) -> str:
     """Return a sentence on the names in JOBLENS_COUNTERS that the library ignores, "" if there are none."""
+    if not given.get(COUNTERS):
+        return ""
+    from joblens.capture.records import EVENTS
+
     known = [name.replace("_", "-") for name in EVENTS]
-    unknown = [name for name in given.get(COUNTERS, "").split(",") if name and name not in known]
+    unknown = [name for name in given[COUNTERS].split(",") if name and name not in known]
     if not unknown:
         return ""
     named = printable(", ".join(unknown))[:200]

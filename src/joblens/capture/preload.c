@@ -724,10 +724,86 @@ static int put_masked(struct record *record, const char *text) {
   return is_next;
 }
 
+/* Arguments that the user wants to have masked, too: names of options, and patterns with `*`. */
+
+#define MASKS 1024
+#define NO_MASK UINT32_MAX
+
+static char masks[MASKS]; /* separated by blanks; a copy, because some programs write over their environment */
+
+static void choose_masks(const char *given) {
+  if (given) strcpy(masks, strlen(given) < sizeof masks ? given : "*"); /* too many: everything is masked */
+}
+
+static unsigned word_end(const char *text, unsigned at) {
+  while (text[at] && !is_blank(text[at])) at++;
+  return at;
+}
+
+/* Whether a word is like a pattern. After a `*` that fails, the last one takes one character more. */
+static int is_like(const char *word, unsigned size, const char *pattern, unsigned length) {
+  unsigned at = 0, in = 0, star = NO_MASK, taken = 0;
+  while (at < size) {
+    if (in < length && pattern[in] == '*') {
+      star = in++;
+      taken = at;
+    } else if (in < length && lower(pattern[in]) == lower(word[at])) {
+      in++;
+      at++;
+    } else if (star != NO_MASK) {
+      in = star + 1;
+      at = ++taken;
+    } else
+      return 0;
+  }
+  while (in < length && pattern[in] == '*') in++;
+  return in == length;
+}
+
+/* Where the word at `first` is to be masked from, by one pattern; or NO_MASK. */
+static unsigned masked_from(const char *text, unsigned first, const char *pattern, unsigned length, int *is_next) {
+  unsigned last = word_end(text, first), kept = 0;
+  while (kept < length && pattern[kept] != '*') kept++;
+  if (kept < length) return is_like(text + first, last - first, pattern, length) ? first + kept : NO_MASK;
+  while (length && pattern[length - 1] == '=') length--; /* `--license=` is `--license` */
+  if (last - first < length || !is_like(text + first, length, pattern, length)) return NO_MASK;
+  if (text[first + length] == '=') return first + length + 1;
+  if (first + length != last) return NO_MASK;
+  if (!first && !text[last]) *is_next = 1;
+  unsigned following = skip_blanks(text, last);
+  return text[following] && !is_option(text + following) ? following : NO_MASK;
+}
+
+/* From where on an argument is masked, or NO_MASK. joblens.core.secrets does the same. */
+static unsigned find_mask(const char *text, int *is_next) {
+  for (unsigned first = skip_blanks(text, 0); text[first]; first = skip_blanks(text, word_end(text, first)))
+    for (unsigned at = skip_blanks(masks, 0); masks[at]; at = skip_blanks(masks, word_end(masks, at))) {
+      unsigned from = masked_from(text, first, masks + at, word_end(masks, at) - at, is_next);
+      if (from != NO_MASK) return from;
+    }
+  return NO_MASK;
+}
+
+static void put_until(struct record *record, const char *text, unsigned last) {
+  char part[MOST_ARGUMENTS + 1];
+  if (last > MOST_ARGUMENTS) last = MOST_ARGUMENTS;
+  memcpy(part, text, last);
+  part[last] = 0;
+  put_masked(record, part);
+  put(record, "***", 3);
+}
+
 static int put_argument(struct record *record, const char *text, unsigned most) {
   unsigned room = record->room;
   if (most < room - record->size) record->room = record->size + most;
-  int is_next = put_masked(record, text);
+  int is_next = 0;
+  unsigned from = *masks ? find_mask(text, &is_next) : NO_MASK;
+  if (from == NO_MASK)
+    is_next |= put_masked(record, text);
+  else {
+    put_until(record, text, from);
+    is_next = 0;
+  }
   record->room = room;
   put(record, "", 1);
   return is_next;
@@ -1075,13 +1151,17 @@ EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
   return result;
 }
 
+/* A shared AddressSanitizer asks for this. Otherwise it ends a program that has any other library before it. */
+EXPORT const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "verify_asan_link_order=0"; }
+
 /* Start of the program */
 
 static const char *const variables[] = {"JOBLENS_CAPTURE=", "JOBLENS_PROCESS_TAGS=", "PAPIEX_TAGS=",
                                         "SLURM_PROCID=",    "OMPI_COMM_WORLD_RANK=", "PMI_RANK=",
                                         "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID=",
-                                        "JOBLENS_COUNTERS="};
-enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, COUNTERS, VARIABLES };
+                                        "JOBLENS_COUNTERS=", "JOBLENS_MASK="};
+enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, COUNTERS, MASK, VARIABLES };
 
 static void find_variables(char *const *environment, const char **values) {
   for (; environment && *environment; environment++) {
@@ -1207,6 +1287,7 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
   if (pthread_key_create && pthread_setspecific) has_thread_key = !pthread_key_create(&thread_key, end_thread);
   active = 1;
   choose_events(values[COUNTERS]);
+  choose_masks(values[MASK]);
   begin_counting();
   note_start(values, is_glibc ? arguments : 0);
 }

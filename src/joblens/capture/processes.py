@@ -21,6 +21,7 @@ from joblens.capture.records import (
     EXEC_FAILED,
     FORK,
     LAST,
+    MOST,
     SPAWN,
     START,
     THREAD,
@@ -29,7 +30,6 @@ from joblens.capture.records import (
 )
 
 _MOST_PID = 1 << 31
-_MOST = 1 << 62
 _TEXTS = 5  # of a start, before the arguments
 _NO_TEXTS = ("",) * _TEXTS
 
@@ -107,9 +107,9 @@ class _Process:
         self.captured = True
         self.see(record.fields["time"])
         self.parent = self.parent or record.fields.get("parent", 0)
-        self.group = record.fields.get("group", self.group)
-        self.session = record.fields.get("session", self.session)
-        self.uid = record.fields.get("uid", self.uid)
+        self.group = record.fields.get("group", 0)
+        self.session = record.fields.get("session", 0)
+        self.uid = record.fields.get("uid", -1)
 
     @property
     def is_exact(self) -> bool:
@@ -128,8 +128,8 @@ class _Process:
 
     def _usage(self) -> dict[str, int]:
         found = {**self.wait, **self.end}
-        if "user" in self.wait:
-            for name in ("user", "system"):
+        for name in ("user", "system"):
+            if name in self.wait:
                 below = self.end.get(f"children_{name}", self.waited[name])
                 found[name] = max(self.wait[name] - below, self.end.get(name, 0))
         if "status" in self.wait:
@@ -153,8 +153,7 @@ class Merger:
     def take(self, records: Iterable[Record]) -> None:
         for record in records:
             fields = record.fields
-            pid, start, time = fields.get("pid", _MOST), fields.get("start", 0), fields.get("time", _MOST)
-            if pid < _MOST_PID and start < _MOST and time < _MOST:
+            if "time" in fields and fields.get("pid", _MOST_PID) < _MOST_PID:
                 _TAKE[record.kind](self, record)
 
     def processes(self) -> list[ProcessEnd]:
@@ -206,7 +205,7 @@ class Merger:
     def _take_spawn(self, record: Record) -> None:
         """Its record may follow those of the child."""
         fields = record.fields
-        child, before = fields.get("child", _MOST), fields.get("before", 0)
+        child, before = fields.get("child", _MOST_PID), fields.get("before", 0)
         if child >= _MOST_PID:
             return
         process = self._by_pid.get(child)
@@ -219,7 +218,7 @@ class Merger:
 
     def _take_wait(self, record: Record) -> None:
         fields = record.fields
-        child = fields.get("child", _MOST)
+        child = fields.get("child", _MOST_PID)
         if child >= _MOST_PID:
             return
         writer = self._find(record) if fields["pid"] else None  # joblens itself has no process here
@@ -251,7 +250,7 @@ class Merger:
         thread = ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
         ended = self._thread_ends.get(thread[:3])
         if fields.get("running"):
-            if ended is not None and ended >= fields.get("thread_start", _MOST):
+            if ended is not None and ended >= fields.get("thread_start", MOST):
                 return  # it was about to end when its process did, and has a record already
         else:
             self._thread_ends[thread[:3]] = fields["time"]

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 MAGIC = b"JLC1"
 UNKNOWN = (1 << 64) - 1
+MOST = 1 << 62  # no kernel reports as much: from here on a number counts as unknown
 _HEADER = struct.Struct("<4sIHcB")
 _NUMBERS = [struct.Struct(f"<{count}Q") for count in range(256)]
 LARGEST = 4096
@@ -110,8 +111,8 @@ def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
     name = kind.decode("latin-1")
     numbers = _NUMBERS[count].unpack_from(data, at + _HEADER.size)
     fields = dict(zip(FIELDS.get(name, ()), numbers))
-    if UNKNOWN in numbers:
-        fields = {key: number for key, number in fields.items() if number != UNKNOWN}
+    if max(numbers, default=0) >= MOST:
+        fields = {key: number for key, number in fields.items() if number < MOST}
     # What follows the last zero byte is a text that was cut off, or nothing.
     texts = data[at + _HEADER.size + 8 * count : at + size].decode("utf-8", "replace").split("\0")[:-1]
     return Record(name, fields, texts)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-import resource
 import struct
 import time
 import zlib
-from typing import Dict, Mapping
 
 from joblens.capture.library import capture_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from typing import Dict, Mapping
 
 FOLDER = "capture"  # in that of the job
 SUFFIX = ".capture"
@@ -31,9 +34,15 @@ def make_folder(job: str, is_shared: bool) -> str:
 
 
 def remove_folder(link: str) -> None:
-    import shutil
+    folder = os.path.realpath(link)
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:  # a program of the user's has put a folder there
+        import shutil
 
-    shutil.rmtree(os.path.realpath(link), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     if os.path.islink(link):
         os.unlink(link)
 

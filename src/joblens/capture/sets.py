@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from joblens.capture.processes import ProcessEnd, ThreadEnd
-from joblens.capture.records import EVENTS
+from joblens.capture.records import EVENTS, MOST
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END, how_ended
 from joblens.core.model import ABSENT, Rows
 
-_MOST = 1 << 62
 _KEYS = (
     "user", "system", "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches",
     "read_chars", "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes",
@@ -49,4 +48,4 @@ def thread_rows(job: JobKey, ends: Iterable[ThreadEnd]) -> Rows:
 
 def _values(usage: Mapping[str, int], names: Iterable[str]) -> list[int]:
     found = [usage.get(name, ABSENT) for name in names]
-    return found if max(found) < _MOST else [value if value < _MOST else ABSENT for value in found]
+    return found if max(found) < MOST else [value if value < MOST else ABSENT for value in found]

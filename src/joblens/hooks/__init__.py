@@ -17,6 +17,7 @@ class Capturing(NamedTuple):
     folder: str = ""  # of the records; capture is off without one
     library: str = ""  # that is preloaded
     collect: str = ""  # the command that makes archives of what the epilog leaves
+    mask: str = ""  # patterns of arguments that the library masks
 
 
 NO_CAPTURE = Capturing()
@@ -25,8 +26,8 @@ NO_CAPTURE = Capturing()
 def slurm_hook(name: str, folder: str = FOLDER, agent: str = "", capturing: Capturing = NO_CAPTURE) -> str:
     """The text of one of Slurm's hooks, with where it writes, and the command that starts an agent."""
     text = files("joblens").joinpath("hooks", "slurm", name).read_text(encoding="utf-8")
-    values = {"folder": folder, "agent": agent, "capture": capturing.folder}
-    for variable, value in {**values, "library": capturing.library, "collect": capturing.collect}.items():
+    values = {**capturing._asdict(), "capture": capturing.folder, "folder": folder, "agent": agent}
+    for variable, value in values.items():
         line = f"{variable}={shlex.quote(value)}" if value else f"{variable}="
         text = re.sub(rf"(?m)^{variable}=\S*", lambda _, line=line: line, text, count=1)  # type: ignore[misc]
     return text

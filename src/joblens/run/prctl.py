@@ -1,10 +1,14 @@
-"""Options and title of this process (prctl(2)), by the C library if it was built, else by ctypes."""
+"""Options and title of this process (prctl(2)), by the library in C if it was built, else by ctypes."""
 
 from __future__ import annotations
 
 from joblens.core.counter_file import native
 from joblens.core.errors import MalformedError
 from joblens.core.procfs import read_stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
 
 _PR_SET_NAME = 15
 
@@ -14,11 +18,9 @@ def set_option(option: int, value: int) -> None:
     if native is not None:
         native.set_option(option, value)
         return
-    try:
-        import ctypes
-    except ImportError:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    prctl = _find_function("prctl")
+    if prctl:
+        prctl(option, value, 0, 0, 0)
 
 
 def set_title(title: str) -> None:
@@ -36,10 +38,30 @@ def set_title(title: str) -> None:
 
 
 def _set_title(begin: int, end: int, name: bytes) -> None:
+    move, prctl = _find_function("memmove"), _find_function("prctl")
+    if move and begin and end > begin:
+        move(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+    if prctl:
+        prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
+
+
+def _find_function(name: str) -> Optional[Callable[..., int]]:
+    """Return a function of libc, None without libffi.
+
+    By the core of ctypes: all of it takes as long to load as two samples.
+    """
     try:
-        import ctypes
-    except ImportError:  # without libffi
-        return
-    if begin and end > begin:
-        ctypes.memmove(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
+        from _ctypes import FUNCFLAG_CDECL, CFuncPtr, _SimpleCData, dlopen, dlsym
+    except ImportError:
+        return None
+
+    class Word(_SimpleCData):  # type: ignore[type-arg]
+        _type_ = "l"
+
+    class Function(CFuncPtr):
+        _flags_ = FUNCFLAG_CDECL
+        _restype_ = Word
+
+    this = dlopen(None, 0)  # type: ignore[arg-type]
+    found = Function(dlsym(this, name))
+    return lambda *values: int(found(*(Word(it) if isinstance(it, int) else it for it in values)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 
+from joblens.collectors.process.filter import REPORTING
 from joblens.run.plain_signal import signal
-from joblens.run.streams import release
+from joblens.run.streams import pipe, release, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,21 +18,59 @@ _CPU_SECONDS = 60  # limit for work in the background
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
-def run_guarded(work: Callable[[], None]) -> Optional[int]:
-    """Return the signal that ended it, if one did. Signals to this process end the work, not the process."""
-    waited = {signal.SIGCHLD, *_ENDING}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    _forget_pending(waited)
-    try:
-        pid = os.fork()
-    except OSError:  # no further process can be created
-        work()
-        return None
-    if pid == 0:
-        _work(work)
-    status = _wait(pid, waited)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+class Guarded:
+    """Work in a child, which prepares it while this process is busy and starts when it gets the input.
+
+    Signals to this process end the work, not the process.
+    """
+
+    def __init__(self, work: Callable[[bytes], None], prepare: Callable[[], None] = lambda: None) -> None:
+        self._work, self._prepare = work, prepare
+        self._pid = self._input = 0
+
+    def start(self) -> None:
+        """Fork before much is loaded: every page that the child writes to is copied."""
+        _rename()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            reader, self._input = pipe()
+            self._pid = os.fork()
+            if self._pid == 0:
+                self._run(reader)
+            os.close(reader)
+        except OSError:  # no further process can be created: this one does it
+            self._pid = 0
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def finish(self, data: bytes) -> Optional[int]:
+        """Return the signal that ended the work, if one did."""
+        if not self._pid:
+            self._work(data)
+            return None
+        waited = {signal.SIGCHLD, *_ENDING}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+        _forget_pending(waited)
+        write_all(self._input, data)
+        os.close(self._input)
+        status = _wait(self._pid, waited)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+    def _run(self, reader: int) -> None:
+        """Never returns."""
+        try:
+            os.close(self._input)
+            self._prepare()
+            data = b"".join(iter(lambda: os.read(reader, 65536), b""))
+            _forget_pending(_ENDING)
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            if data:  # else the process that started it was killed
+                self._work(data)
+        finally:
+            os._exit(0)
 
 
 class InterruptedBySignal(BaseException):
@@ -39,7 +78,7 @@ class InterruptedBySignal(BaseException):
 
 
 def run_interruptible(work: Callable[[], None]) -> Optional[int]:
-    """As `run_guarded`, but in this process: for work that loads no library."""
+    """As `Guarded`, but in this process: for work that loads no library."""
     received: List[int] = []
 
     def interrupt(number: int, frame: object) -> None:
@@ -86,15 +125,13 @@ def do_in_background(work: Callable[[], None]) -> None:
     os.waitpid(pid, 0)
 
 
-def _work(work: Callable[[], None]) -> None:
-    """Never returns."""
+def _rename() -> None:
+    """Give this process and its next children the name by which the sampler leaves them out."""
     try:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        work()
-    finally:
-        os._exit(0)
+        with open("/proc/self/comm", "wb") as file:
+            file.write(REPORTING)
+    except OSError:  # without /proc nothing is sampled
+        return
 
 
 def _wait(pid: int, waited: Set[signal.Signals]) -> int:

@@ -51,7 +51,7 @@ def collect(records: Path, target: Path) -> Iterator[Collected]:
     ended, tried = records / ENDED, set[str]()
     # Once more after the lock is released: who came meanwhile has left it to this process.
     while _list_jobs(ended) - tried:
-        with _locked(ended) as is_ours:
+        with locked(ended) as is_ours:
             if not is_ours:
                 return
             for name in sorted(_list_jobs(ended) - tried):
@@ -79,18 +79,21 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Yield False if another process collects here."""
+def locked(folder: Path) -> Iterator[bool]:
+    """Yield False if another process works here."""
     fd = os.open(folder, _FOLDER_FLAGS)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _lock(fd)
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # NFS has no locks of folders
+    return True
 
 
 def _collect_job(folder: Path, target: Path) -> Path | None:

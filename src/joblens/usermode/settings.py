@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 
+from joblens.core.secrets import MASKS
 from joblens.usermode.session import Session
 from joblens.usermode.state import SessionState
 
@@ -29,6 +31,7 @@ listen = {listen}
 token_file = "@PAGE_TOKEN@"
 cluster = {cluster}
 node = "@NODE@"
+mask = {mask}
 [attribution]
 job_files = "@JOBS@"
 infer = false
@@ -75,6 +78,7 @@ def agent_settings(state: SessionState) -> str:
         interval=interval,
         listen=_quoted(state.listen),
         cluster=_quoted(allocation.cluster),
+        mask=json.dumps(os.environ.get(MASKS, "").split()),
         groups="true" if allocation.scheduler else "false",
         group=_quoted(f"job_{allocation.job}" if allocation.scheduler == "slurm" else ""),
         processes=interval if scraped else max(interval, _PROCESSES_SECONDS),
