@@ -15,6 +15,7 @@ import pytest
 
 from joblens.core.files import list_names, now_at, publish_once
 from joblens.core.model import Rows, Sample
+from joblens.core.process import Child
 from joblens.hub.compaction import Compaction
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home
@@ -446,6 +447,23 @@ def test_a_process_of_its_own(sink: LakeSink, tmp_path: Path, capfd: pytest.Capt
     assert "00000001.manifest" in logged[0]
 
 
+def test_many_warnings(
+    sink: LakeSink, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A cycle that writes more than fits into a pipe ends, and each line of it is logged once."""
+    compaction = Compaction(sink.home.path, 1e-9)
+    command = [sys.executable, "-c", "import sys; sys.stderr.write('warning: of a library\\n' * 6000)"]
+    monkeypatch.setattr(compaction, "_start", lambda: Child(command, compaction._report, given=b"", cwd=None))
+
+    def ended() -> bool:
+        compaction.look()
+        compaction.every = 0.0
+        return compaction.cycles == 1
+
+    wait_for("the end of a cycle", ended)
+    assert capfd.readouterr().err.count("compaction: warning: of a library\n") == 1
+
+
 def test_it_ends_with_the_sink(sink: LakeSink) -> None:
     """When its input ends, whatever it does. Until then it has the lowest priority."""
     program = (
@@ -469,12 +487,11 @@ def test_when_a_cycle_is_due(sink: LakeSink, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("joblens.hub.compaction.time.monotonic", lambda: now[0])
     compaction = Compaction(sink.home.path, 600.0)
 
-    def start() -> subprocess.Popen[bytes]:
+    def start() -> Child:
         started.append(now[0])
-        command = [sys.executable, "-c", "print([])"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        process.wait()
-        return process
+        child = Child(["true"], given=b"")
+        child.process.wait()
+        return child
 
     monkeypatch.setattr(compaction, "_start", start)
 

@@ -253,7 +253,7 @@ def test_compacted_when_half_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Also if it goes on only hours later, when the files that were there are removed.
     """
     monkeypatch.setattr(lake_sink, "_SET_BYTES", 500)  # so that there are several files of a set
-    for at in range(1, 30, 5):
+    for at in range(1, 30, 7):
         folder = tmp_path / str(at)
         monkeypatch.setenv("JOBLENS_HOME", str(folder))
         store = make_home(find_home(folder))
@@ -287,7 +287,7 @@ def test_damaged_when_half_taken(
     """The sink is killed behind some file, and one batch is damaged before it goes on: no row is there twice,
     and all rows of the other batches are there."""
     monkeypatch.setattr(lake_sink, f"_{limit[0]}", limit[1])
-    for at in range(1, 60, 5):
+    for at in range(1, 60, 9):
         folder = tmp_path / str(at)
         monkeypatch.setenv("JOBLENS_HOME", str(folder))
         store = make_home(find_home(folder))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from joblens.core.process import Child
 from joblens.hub.groups import Groups
 from joblens.hub.retention import Changes
-from joblens.hub.runner import Child, Runner
+from joblens.hub.runner import Runner, Worker
 from joblens.hub.segments import list_sealed
 from joblens.hub.sink import SEALED, Hurry, Place, SinkTask, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
@@ -79,34 +78,27 @@ def test_the_hub_tells_its_sinks_of_new_segments(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "hub", {"lake": (kind, options)}, lambda _: None)
     sealed = [0]
     runner.sealed = lambda: sealed[0]
-    reading, writing = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE) as process:
-        process.wait()
-    process.stdin = os.fdopen(writing, "wb")
-    (child,) = runner._children
-    child.process = process
+    lines: list[str] = []
+    (worker,) = runner._workers
+    worker.child = Child(["cat"], lines.append, given=b"")
     runner._wake()
     sealed[0] = 2
     runner._wake()
     runner._wake()
-    process.stdin.close()
-    assert os.read(reading, 100) == SEALED + b"\n"
-    os.close(reading)
+    worker.child.close_input()
+    worker.child.close()
+    assert lines == [SEALED.decode()]
 
 
 def test_a_sink_that_does_not_read(tmp_path: Path) -> None:
     """The hub does not wait for it, however many segments there are."""
-    child = Child("sink x", "none", SinkTask("x", "", "", "lake", {}))
-    program = "import time; time.sleep(1000)"
-    child.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    worker = Worker("sink x", "none", SinkTask("x", "", "", "lake", {}))
+    worker.child = Child(["sleep", "1000"], given=b"")
     try:
         for _ in range(70_000 // len(SEALED)):
-            child.wake()
+            worker.wake()
     finally:
-        child.process.kill()
-        child.process.wait()
-        assert child.process.stdin is not None
-        child.process.stdin.close()
+        worker.child.end(0.0)
 
 
 def test_sinks_of_a_hub_take_what_comes_later(tmp_path: Path) -> None:
@@ -143,22 +135,18 @@ def test_the_journal_is_cleaned_when_something_has_changed(tmp_path: Path) -> No
 
 def test_a_hurry_that_the_pipe_has_no_room_for() -> None:
     """The hub does not wait for a sink that does not read: it sends the last request once there is room."""
-    child, last = Child("sink x", "none", SinkTask("x", "", "", "lake", {})), 30_000
-    program = "import time; time.sleep(1000)"
-    child.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    worker, last = Worker("sink x", "none", SinkTask("x", "", "", "lake", {})), 30_000
+    worker.child = child = Child(["sleep", "1000"], given=b"")
     try:
         for segment in range(1, last + 1):
-            child.hurry(segment)
+            worker.hurry(segment)
         assert read_in_its_place(child.process.pid)[-1] < last
-        child.look(0.0, print)
+        worker.look(0.0, print)
         assert read_in_its_place(child.process.pid) == [last]
-        child.look(0.0, print)
+        worker.look(0.0, print)
         assert read_in_its_place(child.process.pid) == []
     finally:
-        child.process.kill()
-        child.process.wait()
-        assert child.process.stdin is not None
-        child.process.stdin.close()
+        child.end(0.0)
 
 
 def read_in_its_place(pid: int) -> list[int]:

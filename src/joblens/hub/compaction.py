@@ -6,9 +6,7 @@ any moment, as a crash may end it.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from joblens.core.errors import sentence
+from joblens.core.errors import printable, sentence
+from joblens.core.process import Child, how_ended
 from joblens.core.python import python_command
 from joblens.hub.sink import end_with_the_hub, log
 from joblens.store.home import find_home, make_home
@@ -28,13 +27,13 @@ _LOWEST_PRIORITY = 19
 ENOUGH_GROUPS = FAN_IN  # that the sink has stored: then there are as many files of each set to merge
 ENOUGH_FILES = MOST_AT_ONCE  # of one set
 _LONGEST_PAUSE = 6  # times the usual one
-_MOST_PROBLEMS, _LONGEST = 20, 1000  # and characters of each: all of them fit into a pipe
+_MOST_PROBLEMS, _LONGEST = 20, 1000  # and bytes of each
 
 
 class Compaction:
     def __init__(self, home: Path, every: float) -> None:
         self._home, self.every = home, every
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self.cycles = 0  # that have ended
         self._started = time.monotonic()
         self._written: Counter[str] = Counter()  # files by set, since the last cycle was started
@@ -48,16 +47,19 @@ class Compaction:
 
     def look(self) -> None:
         """Start a cycle when it is due; when it has ended, log what went wrong, each problem once."""
-        if self._process is not None:
-            if self._process.poll() is None:
+        if self._child is not None:
+            self._child.read_rest()  # with a full pipe it would wait for ever
+            if self._child.runs:
                 return
-            self._report(self._process)
-            self._process = None
+            self._child.close()
+            if self._child.process.returncode:
+                self._report(f"its process {how_ended(self._child.process.returncode)}")
+            self._child = None
             self.cycles += 1
         if self._is_due(time.monotonic() - self._started):
             self._started, self._groups = time.monotonic(), 0
             self._written.clear()
-            self._process = self._start()
+            self._child = self._start()
 
     def _is_due(self, passed: float) -> bool:
         """To start the process costs as much as a small merge: it waits until there is something to merge."""
@@ -66,21 +68,14 @@ class Compaction:
         enough = self._groups >= ENOUGH_GROUPS or max(self._written.values(), default=0) >= ENOUGH_FILES
         return enough or passed > _LONGEST_PAUSE * self.every
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Child:
         command = python_command("joblens.hub.compaction", str(self._home))
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return Child(command, self._report, given=b"", cwd=None)
 
-    def _report(self, process: subprocess.Popen[bytes]) -> None:
-        with process:
-            output = process.stdout.read() if process.stdout else b""
-        try:
-            problems = json.loads(output)
-        except ValueError:
-            problems = [f"its process has ended with code {process.returncode}"]
-        for problem in problems:
-            if problem not in self._reported:
-                self._reported.add(problem)
-                log(f"compaction: {problem}")
+    def _report(self, problem: str) -> None:
+        if problem not in self._reported:
+            self._reported.add(problem)
+            log(f"compaction: {problem}")
 
 
 def main(home: str) -> int:
@@ -94,8 +89,8 @@ def main(home: str) -> int:
         compact_small(lake)
     except Exception as error:  # it is logged, and tried again in the next cycle
         problems.append(sentence(error))
-    found = [problem[:_LONGEST] for problem in (*problems, *lake.problems)]
-    print(json.dumps(found[:_MOST_PROBLEMS]))
+    for problem in (*problems, *lake.problems)[:_MOST_PROBLEMS]:
+        sys.stdout.buffer.write(printable(problem).encode()[:_LONGEST] + b"\n")
     return 0
 
 

@@ -45,7 +45,7 @@ def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Sc
         return Inferred(
             Unread(lake, since),
             Arrivals(lake, since),
-            open_catalog(home),
+            open_catalog(home, creates=True),
             NodeSizes(lake),
             thresholds,
             options.wait_seconds,

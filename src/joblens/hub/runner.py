@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import select
+import signal
 import subprocess
 import threading
 import time
@@ -21,6 +21,7 @@ import msgspec
 from joblens.core.errors import sentence
 from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
+from joblens.core.process import Child, dispatch
 from joblens.core.python import python_command
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
@@ -34,6 +35,7 @@ _HOPELESS = 5  # failures in a row, or processes that died
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _GOOD_SECONDS = 60.0  # a process that lived as long is started again at once
 _LAST_SECONDS = 5.0
+_STDERR = 2  # of the hub, for what its processes log
 # By a sink that would rather write much at once. A little more than nine: a segment begins with a batch, some
 # time after the one before it was sealed, and the tenth would mostly come when the first was not waited for.
 _SEGMENTS_WAITED_FOR = 9.1
@@ -103,52 +105,43 @@ def make_runner(settings: HubSettings, home: Path, log: Log, hub: str = "") -> R
     return runner
 
 
-class Child:
-    """A child process, its task, and the time of its next start."""
+class Worker:
+    """A child process with a task, and the time of its next start."""
 
     def __init__(self, name: str, module: str, task: SinkTask | FollowTask) -> None:
         self.name, self.module, self._task = name, module, task
-        self.process: subprocess.Popen[bytes] | None = None
+        self.child: Child | None = None
         self.starts = 0
         self.since = 0.0
         self.not_before = 0.0
         self.wait = _SHORTEST_WAIT
         self._hurries = False
         self._sending = threading.Lock()  # of the thread that watches, and the one that stops
-        self._unsent: float = 0  # up to which segment it is to hurry, if the pipe was full
+        self._unsent: float = 0  # up to which segment it is to hurry, if it did not read
 
     def look(self, now: float, log: Log) -> None:
-        if self.process is not None:
-            code = self.process.poll()
-            if code is not None:
-                self._has_ended(code, now, log)
-        if self.process is None and now >= self.not_before:
+        if self.child is not None and not self.child.runs:
+            self._has_ended(self.child, now, log)
+        if self.child is None and now >= self.not_before:
             self._start(now, log)
+        elif self.child is not None:
+            dispatch(self.child.selector, 0)  # the rest of its task
         self._send_hurry()
 
     def _start(self, now: float, log: Log) -> None:
         self.since = now
         self.starts += 1
+        command = python_command(self.module, self.name.rpartition(" ")[2])
+        task = json.dumps(msgspec.to_builtins(self._task)).encode() + b"\n"
         try:
-            self.process = subprocess.Popen(
-                python_command(self.module, self.name.rpartition(" ")[2]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends the hub, which ends its sinks
-            )
+            self.child = Child(command, log=_STDERR, given=task, cwd=None)
         except OSError as error:
             log(f"{self.name}: cannot start: {sentence(error)}")
             self._later(now)
             return
-        self._write(json.dumps(msgspec.to_builtins(self._task)).encode() + b"\n")
+        dispatch(self.child.selector, 0)
         if self._hurries:
             self.hurry()
-
-    def _write(self, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has ended, which the next check detects
-            if self.process is not None and self.process.stdin is not None:
-                self.process.stdin.write(data)
-                self.process.stdin.flush()
 
     def hurry(self, through: int | None = None) -> None:
         """Ask it to store all segments, or those up to one, without waiting for more.
@@ -162,55 +155,45 @@ class Child:
 
     def _send_hurry(self) -> None:
         with self._sending:
-            if self._unsent and self._accepts_input():
-                through, self._unsent = self._unsent, 0
-                self._write(b"\n" if through == math.inf else b"%d\n" % through)
+            message = b"\n" if self._unsent == math.inf else b"%d\n" % self._unsent
+            if self._unsent and self.child is not None and self.child.send(message):
+                self._unsent = 0
 
     def wake(self) -> None:
         """Report a sealed segment, unless the pipe is full: then there is more to read already."""
-        if self._accepts_input():
-            self._write(SEALED + b"\n")
+        if self.child is not None:
+            self.child.send(SEALED + b"\n")
 
-    def _accepts_input(self) -> bool:
-        pipe = self.process.stdin if self.process is not None else None
-        if pipe is None or pipe.closed:
-            return False
-        writable = select.poll()
-        writable.register(pipe, select.POLLOUT)
-        return bool(writable.poll(0))
-
-    def _has_ended(self, code: int, now: float, log: Log) -> None:
-        self._close()
+    def _has_ended(self, child: Child, now: float, log: Log) -> None:
+        with self._sending:
+            child.close()
+            self.child = None
+        code = child.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if now - self.since > _GOOD_SECONDS:
             self.wait = _SHORTEST_WAIT
         log(f"{self.name}: process ended ({how}); restarting")
-        self.process = None
         self._later(now)
 
     def _later(self, now: float) -> None:
         self.not_before = now + self.wait
         self.wait = min(self.wait * 2, _LONGEST_WAIT)
 
-    def _close(self) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            with suppress(OSError):
-                self.process.stdin.close()
-
     def ask_to_end(self) -> None:
-        self._close()
+        if self.child is not None:
+            self.child.close_input()
 
     def end(self, until: float) -> None:
-        if self.process is not None:
-            try:
-                self.process.wait(max(until - time.monotonic(), 0.01))
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-            self.process = None
+        if self.child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.child.process.wait(max(until - time.monotonic(), 0.01))
+            if self.child.runs:
+                self.child.signal(signal.SIGKILL)
+            self.child.close()
+            self.child = None
 
 
-class SinkChild(Child):
+class SinkWorker(Worker):
     def __init__(
         self,
         place: Place,
@@ -241,10 +224,10 @@ class Runner:
         self.names = tuple(sinks)
         self.log = log
         self._sinks = [
-            SinkChild(Place(name, home, self._hub), kind, options, own_rows_only, collect_seconds)
+            SinkWorker(Place(name, home, self._hub), kind, options, own_rows_only, collect_seconds)
             for name, (kind, options) in sinks.items()
         ]
-        self._follower: Child | None = None
+        self._follower: Worker | None = None
         self._scheduler = ""
         self.flush: Callable[[], int] | None = None  # seals the journal's open segment: its number
         self.sealed: Callable[[], int] = lambda: 0  # segments so far
@@ -253,7 +236,7 @@ class Runner:
         self._thread = threading.Thread(target=self._watch, name="sinks", daemon=True)
 
     @property
-    def _children(self) -> list[Child]:
+    def _workers(self) -> list[Worker]:
         return [*self._sinks, *([self._follower] if self._follower is not None else [])]
 
     def follow(
@@ -267,18 +250,18 @@ class Runner:
         store = lakes[0]["home"] if lakes else ""
         task = FollowTask(str(self._home), self._hub, scheduler, store, options)
         self._scheduler = scheduler
-        self._follower = Child(f"jobs of {scheduler}", "joblens.hub.follower", task)
+        self._follower = Worker(f"jobs of {scheduler}", "joblens.hub.follower", task)
 
     def start(self) -> None:
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            for child in self._children:
+            for worker in self._workers:
                 try:
-                    child.look(time.monotonic(), self.log)
+                    worker.look(time.monotonic(), self.log)
                 except Exception as error:  # one sink's trouble is not the others'
-                    self.log(f"{child.name}: {sentence(error)}")
+                    self.log(f"{worker.name}: {sentence(error)}")
             if self._follower is not None:
                 self._flush()
             self._wake()
@@ -310,7 +293,7 @@ class Runner:
         for sink in self._sinks:
             sink.hurry()
 
-        def is_waited_for(sink: SinkChild) -> bool:
+        def is_waited_for(sink: SinkWorker) -> bool:
             status, died = load_status(sink.place), sink.starts - before[sink.name]
             return bool(status.lag_segments) and status.failures < _HOPELESS and died < _HOPELESS
 
@@ -318,14 +301,14 @@ class Runner:
             time.sleep(_DRAIN_LOOK_SECONDS)
         self._stop.set()
         self._thread.join()
-        for child in self._children:
-            child.ask_to_end()
+        for worker in self._workers:
+            worker.ask_to_end()
         until = time.monotonic() + _LAST_SECONDS
-        for child in self._children:
-            child.end(until)
+        for worker in self._workers:
+            worker.end(until)
 
     def status(self) -> list[SinkStatus]:
-        return [load_status(child.place) for child in self._sinks]
+        return [load_status(it.place) for it in self._sinks]
 
     def rows(self) -> list[Rows]:
         """Return the metrics of sinks and follower."""
@@ -345,7 +328,7 @@ class Runner:
         return rows
 
 
-def _rows_of_jobs(home: Path, scheduler: str, follower: Child) -> Rows:
+def _rows_of_jobs(home: Path, scheduler: str, follower: Worker) -> Rows:
     found: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, TypeError, RecursionError):
         found = dict(parse_json((home / "jobs" / "status.json").read_bytes()))
