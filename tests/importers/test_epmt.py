@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import io
 import json
 import os
@@ -256,7 +257,7 @@ def test_a_broken_line_of_v2_is_a_finding(home: Home, tmp_path: Path) -> None:
     """Too few values for its threads, or no number; a newline among the arguments breaks nothing."""
     head, text = tsv_texts([process(1, args="a\nb"), process(2), process(3), process(4, numtids=2)])
     lines = text.splitlines()
-    lines[2] = lines[2].replace("{2000,", "{", 1)
+    lines[2] = lines[2].replace("{2000,", "{-,", 1)
     lines[3] = lines[3].replace("\t3\t", "\tx\t", 1)
     files = {
         **job_files([]),
@@ -464,7 +465,7 @@ def test_a_bomb(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fir
     read: list[int] = []
     take = archives._Decompressed.read
 
-    def count(self: archives._Decompressed, size: int | None = -1) -> bytes:
+    def count(self: archives._Decompressed, size: int) -> bytes:
         read.append(len(data := take(self, size)))
         return data
 
@@ -480,6 +481,14 @@ def test_large_and_usual(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(archives, "_SMALL", 0)
     many = write_tar(tmp_path / "many.tgz", job_files([process(pid) for pid in range(1, 3000)]))
     assert import_epmt(home, [many]).processes == 2999
+
+
+@pytest.mark.parametrize("zeros", [0, 1000, 200_000])
+def test_zeros_between_parts_of_an_archive(zeros: int) -> None:
+    """As on a tape: however many there are, what follows is read."""
+    first, second = gzip.compress(b"first, "), gzip.compress(b"second")
+    stream = archives._Decompressed(Path("a.tgz"), io.BytesIO(first + bytes(zeros) + second + bytes(zeros)))
+    assert b"".join(iter(lambda: stream.read(1 << 20), b"")) == b"first, second"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -4, -20])

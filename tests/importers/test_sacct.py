@@ -389,7 +389,7 @@ def test_result_as_json(
     monkeypatch.setenv("JOBLENS_HOME", str(home.path))
     path = write(tmp_path / "past", [*PAST, "damaged"])
     assert main(["import", "sacct", "--json", str(path)]) == 0
-    counts = {"files": 1, "unusable": 0, "jobs": 3, "known": 0, "not_ended": 1, "bad": 1}
+    counts = {"files": 1, "unusable": 0, "jobs": 3, "known": 0, "not_ended": 1, "bad": 1, "waiting": 0}
     assert json.loads(capsys.readouterr().out) == {**counts, "problems": [f"{path}:8: incomplete job"]}
 
 

@@ -101,7 +101,7 @@ def test_samples_of_another_clock(tmp_path: Path, ahead: float) -> None:
         "lab", "17", "slurm", "alice", state="COMPLETED", exit_code=0, submit=start - 1, start=start, end=end,
         nodes=("n0",), allocated=Resources(1, 4.0, 1 << 30), user_seconds=3.0, system_seconds=1.0,
     )  # fmt: skip
-    assert finish(home, tmp_path / "x", [Ended(job)]) == []
+    assert finish(home, tmp_path / "x", [Ended(job)]) == ([], "")
     assert count_rows(home) == before
     catalog = Catalog(home)
     record = catalog.report(("lab", "17", start))

@@ -73,7 +73,7 @@ def test_excerpt_is_as_good_as_the_lake(home: Home, tmp_path: Path) -> None:
         job("99", 10, 59),
         job("98", 10, 59, ("n7",)),
     ]
-    assert finish(home, tmp_path / "x", [Ended(it) for it in some]) == []
+    assert finish(home, tmp_path / "x", [Ended(it) for it in some]) == ([], "")
     assert not (tmp_path / "x").exists()
     catalog = Catalog(home)
     reader = LakeReader(Lake(home.lake))
@@ -136,7 +136,7 @@ def test_long_names(home: Home, tmp_path: Path) -> None:
     ]
     sink.take(write_segment(tmp_path / "journal", 1, batches))
     it = job("17", 12, 30, ("n0",))
-    assert finish(home, tmp_path / "x", [Ended(it)]) == []
+    assert finish(home, tmp_path / "x", [Ended(it)]) == ([], "")
     catalog = Catalog(home)
     found = catalog.report(("lab", "17", it.start or 0.0))
     catalog.close()

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from small_disk import fill, mounted
 from store.made import START
 from waiting import wait_for
 
+UNIT = Path(__file__).parents[2] / "deploy/systemd/joblens-ingest.service"
 COMMAND = [sys.executable, "-m", "joblens", "ingest"]
 
 
@@ -190,11 +193,12 @@ def test_nothing_is_executed_from_the_folder(home: Home, folder: Path) -> None:
     assert "1 archive stored" in result.stderr, result.stderr
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     reader, writer = os.pipe()
     with open(reader, "rb") as ready:
         try:
             command = [
+                *before,
                 *COMMAND,
                 str(folder),
                 "--settle",
@@ -237,6 +241,49 @@ def test_a_daemon(home: Home, folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert (found["state"], found["running"]) == ("stopped", False)
     assert main(["ingest", str(folder), "--status"]) == 1
     assert jobs(home) == {"5": 2, "r1": 2}
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root and setpriv are needed"
+)
+def test_the_unit(home: Home, folder: Path) -> None:
+    """As the shipped unit starts it: with its capabilities only, it takes archives of other users out of a
+    folder of everybody, stores them, and ends by SIGTERM when those that it has begun are stored."""
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(UNIT.read_text())
+    service = unit["Service"]
+    assert "ingest" in service["ExecStart"].split()
+    assert service["NoNewPrivileges"] == "yes"
+    assert "KillSignal" not in service  # SIGTERM
+    allowed = [f"+{name.removeprefix('CAP_').lower()}" for name in service["CapabilityBoundingSet"].split()]
+    bounds = [
+        "setpriv",
+        "--no-new-privs",
+        f"--bounding-set={','.join(['-all', *allowed])}",
+        "--inh-caps=-all",
+    ]
+    folder.chmod(0o1777)
+    daemon = start(folder, "--workers", "1", before=bounds)
+    try:
+        path = put_epmt(folder.parent, "6", job_pl_username="nobody")
+        path.chmod(0o600)
+        os.chown(path, 65_534, 65_534)
+        path.rename(folder / path.name)
+        wait_for("the archive", lambda: not (folder / path.name).exists())
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert names(folder / "done") == {"6.tgz"}
+    assert jobs(home) == {"6": 2}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_units_are_valid() -> None:
+    """systemd knows every setting of every unit."""
+    units = sorted(str(it) for it in UNIT.parent.iterdir())
+    command = ["systemd-analyze", "verify", "--man=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "joblens" in line]) == (0, [])
 
 
 @pytest.mark.real

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from joblens.api import Store
 from joblens.cli import main
-from joblens.jobs.submit import submit
+from joblens.jobs.submit import _in_progress, submit
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import ProcessCounts
 from joblens.schedulers.facts import BatchJob
@@ -81,6 +82,25 @@ def test_a_deleted_job_is_stored_again(home: Path, tmp_path: Path) -> None:
     assert submit(new_home(home), path, ask_nobody).is_known
     with Store(home) as store:
         assert len(store.ends("42", EndedProcess)) == 4
+
+
+def test_all_archives_of_a_deleted_job_are_stored_again(home: Path, tmp_path: Path) -> None:
+    """Also if the first of them is a new one."""
+    paths = []
+    for number in (1, 2, 3):
+        (tmp_path / str(number)).mkdir()
+        paths.append(make_archive(tmp_path / str(number), records=make_records(1000 * number, 3)))
+        change_manifest(paths[-1], start=START + number)
+    for path in paths[:2]:
+        assert not submit(new_home(home), path, ask_nobody).is_known
+    for turn in (paths[:2], paths[2:] + paths[:2]):
+        with Store(home) as store:
+            store.delete("42")
+        assert [submit(new_home(home), path, ask_nobody).is_known for path in turn] == [False] * len(turn)
+        assert all(submit(new_home(home), path, ask_nobody).is_known for path in turn)
+        with Store(home) as store:
+            assert len(store.ends("42", EndedProcess)) == 3 * len(turn)
+            assert len(store.jobs()) == 1
 
 
 def test_two_archives_of_one_job_are_one_job(home: Path, tmp_path: Path) -> None:
@@ -345,6 +365,29 @@ def test_dump_prints_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[st
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["kind"] for line in lines] == list("STESTE")
     assert (lines[0]["node"], lines[0]["fields"]["pid"]) == ("c1", 100)
+
+
+def test_one_process_at_a_time_stores_a_job(tmp_path: Path) -> None:
+    """Also while those before it remove the folder that they held."""
+    home, inside, wrong = new_home(tmp_path / "store"), threading.Lock(), list[str]()
+
+    def hold() -> None:
+        for _ in range(300):
+            with _in_progress(home, "42"):
+                if not inside.acquire(blocking=False):
+                    wrong.append("two at once")
+                    return
+                os.sched_yield()
+                inside.release()
+        wrong.append("")
+
+    threads = [threading.Thread(target=hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [""] * 4
+    assert os.listdir(home.incoming) == []
 
 
 @pytest.mark.real

@@ -6,6 +6,9 @@ python -m store.crash tiers FOLDER PART PARTS      the same while a hub's files 
 python -m store.crash submit FOLDER PART PARTS     the same while an archive of a captured job is submitted
 python -m store.crash import FOLDER PART PARTS     the same while archives of EPMT are imported
 python -m store.crash retire FOLDER PART PARTS     the same while old jobs are retired
+python -m store.crash moments FOLDER WHAT SEED KILLS
+                                                   import, retire or upgrade at random moments; JOBLENS_DB_URL
+                                                   names a database of its own
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb  # noqa: F401 (loaded once, before forking)
 import numpy
@@ -37,12 +41,16 @@ from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.store import ingest
 from joblens.store import pending as waiting
+from joblens.store.catalog import schema as index_schema
+from joblens.store.catalog.postgresql import schema as postgresql_schema
+from joblens.store.catalog.postgresql.admin import upgrade as postgresql_upgrade
 from joblens.store.home import Home
 from joblens.store.lake import compact as store_compact
 from joblens.store.lake.columns import Table
 from joblens.store.lake.compact import compact_small
 from joblens.store.lake.folder import HUB, list_folder
 from joblens.store.lake.lake import Lake
+from joblens.store.saving import save_records
 from jobs.archives import make_archive
 
 from .made import (
@@ -55,6 +63,7 @@ from .made import (
     new_home,
     rows_by_batch,
     rows_in_lake,
+    store_job,
     whole,
 )
 
@@ -70,6 +79,8 @@ def main(mode: str, folder: str, *rest: str) -> None:
     elif mode in ("submit", "import", "retire"):
         modes = {"submit": kill_while_submitted, "import": kill_import, "retire": kill_retire}
         modes[mode](Path(folder), int(rest[0]), int(rest[1]))
+    elif mode == "moments":
+        kill_at_moments(Path(folder), rest[0], int(rest[1]), int(rest[2]))
     else:
         kill_while_tiers_are_merged(Path(folder), int(rest[0]), int(rest[1]))
 
@@ -207,7 +218,92 @@ def kill_while_submitted(top: Path, part: int, parts: int) -> None:
     )
 
 
+class Steps(NamedTuple):
+    """What is killed, what must hold afterwards, and what is there before."""
+
+    run: Callable[[Home], None]
+    check: Callable[[Home], None]
+    prepare: Callable[[Home], None] | None = None
+
+
+def kill_at_moments(top: Path, what: str, seed: int, kills: int) -> None:
+    """At random moments within the time that it takes when it is not killed."""
+    steps = {"import": import_steps, "retire": retire_steps, "upgrade": upgrade_steps}[what](top)
+    chance, killed, longest = random.Random(seed), 0, 0.0
+    for number in range(kills + 1):
+        home = new_home(top / str(number))
+        in_a_child(lambda home=home: reset(home, steps))  # type: ignore[misc]
+        begin = time.monotonic()
+        child, said = forked(lambda home=home: steps.run(home))  # type: ignore[misc]
+        if number:
+            time.sleep(chance.uniform(0.0, longest))
+            os.kill(child, signal.SIGKILL)
+        heard(said)
+        _, status = os.waitpid(child, 0)
+        longest = longest or time.monotonic() - begin
+        assert number or status == 0, "it has failed by itself"
+        killed += os.WIFSIGNALED(status)
+        in_a_child(lambda home=home: steps.check(home))  # type: ignore[misc]
+        shutil.rmtree(home.path)
+    print(f"{killed} of {kills} were killed")
+
+
+def reset(home: Home, steps: Steps) -> None:
+    if home.database is not None:
+        from joblens.store.catalog.postgresql.admin import drop
+
+        drop(home.database)
+    if steps.prepare is not None:
+        steps.prepare(home)
+
+
+_OLD_JOBS = 300
+
+
+def upgrade_steps(top: Path) -> Steps:
+    """Of an index of files and of a database that an older version has made."""
+
+    def prepare(home: Home) -> None:
+        if home.database is None:
+            make_old_index(home.catalog)
+        else:
+            postgresql_schema.MIGRATIONS = postgresql_schema.MIGRATIONS[:1]
+        made = store_job(new_home(home.path / "made")._replace(database=None), "made", 1)
+        save_records(home, (made.replace(job=made.job.replace(id=f"j{it}")) for it in range(_OLD_JOBS)))
+
+    def upgrade(home: Home) -> None:
+        if home.database is not None:
+            postgresql_upgrade(home.database)
+        with Store(home) as store:
+            store._catalog.prepare()
+            assert store.jobs()
+
+    def check(home: Home) -> None:
+        for _ in range(2):
+            upgrade(home)
+            with Store(home) as store:
+                assert len(store.jobs(limit=0)) == _OLD_JOBS
+                assert store.check() == 0
+                assert store.problems == [], store.problems
+
+    return Steps(upgrade, check, prepare)
+
+
+def make_old_index(path: Path) -> None:
+    version = random.randrange(1, len(index_schema.MIGRATIONS))
+    database = sqlite3.connect(path, isolation_level=None)
+    for statements in index_schema.MIGRATIONS[:version]:
+        database.executescript(statements)
+    database.execute(f"PRAGMA user_version = {version}")
+    database.close()
+
+
 def kill_import(top: Path, part: int, parts: int) -> None:
+    steps = import_steps(top)
+    kill_before_each_change(top, part, parts, steps.run, steps.check)
+
+
+def import_steps(top: Path) -> Steps:
     archives = make_epmt_archives(top)
 
     def check(home: Home) -> None:
@@ -219,10 +315,14 @@ def kill_import(top: Path, part: int, parts: int) -> None:
             check_jobs(home, [path.stem for path in archives])
             compact(home)
 
-    kill_before_each_change(top, part, parts, lambda home: ignore(import_epmt(home, archives)), check)
+    return Steps(lambda home: ignore(import_epmt(home, archives)), check)
 
 
 def kill_retire(top: Path, part: int, parts: int) -> None:
+    kill_before_each_change(top, part, parts, *retire_steps(top))
+
+
+def retire_steps(top: Path) -> Steps:
     archives = make_epmt_archives(top)
     cut = EPMT_START.timestamp() + 1.5 * 86_400  # after two of four jobs
 
@@ -245,7 +345,7 @@ def kill_retire(top: Path, part: int, parts: int) -> None:
             check_jobs(home, ["2", "3"])
             compact(home)
 
-    kill_before_each_change(top, part, parts, retire, check, prepare)
+    return Steps(retire, check, prepare)
 
 
 def ignore(_: object) -> None:

@@ -103,7 +103,7 @@ def test_a_listing_loads_only_what_it_shows(store: Store, home: Home) -> None:
         "import sys\n"
         "from joblens.cli import main\n"
         "assert main(['jobs']) == 0\n"
-        "heavy = ('joblens.analysis.summary', 'joblens.collectors', 'duckdb', 'numpy')\n"
+        "heavy = ('joblens.analysis.summary', 'joblens.collectors', '_duckdb', 'numpy')\n"
         "assert main(['job', 'j1']) == 0\n"
         "print([name for name in heavy if name in sys.modules], file=sys.stderr)\n"
     )

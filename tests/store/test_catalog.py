@@ -110,11 +110,11 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
     for index in INDEXES.values():
         database.execute(f"CREATE INDEX {index}")
 
-    def explain(count: int, **filters: Any) -> str:
+    def explain(count: int, which: int = -1, /, **filters: Any) -> str:
         wanted = JobFilter(sort=sort, reverse=reverse, **filters)
         return "".join(
             row[3] + "; "
-            for query in plan(wanted, make_terms(wanted), lambda *_: count)
+            for query in list(plan(wanted, make_terms(wanted), lambda *_: count))[which]
             for row in database.execute(
                 f"EXPLAIN QUERY PLAN SELECT * FROM jobs WHERE {query.condition or 1} {query.order}",
                 query.values,
@@ -134,6 +134,9 @@ def test_the_first_are_found_without_sorting(sort: str, reverse: bool) -> None:
     assert "tags_by_value (name=? AND value=?)" in explain(7, tags=(("a", "b"),))
     assert "jobs_by_shown_id (shown_id>? AND shown_id<?)" in explain(7, array="4200")
     assert "SCAN jobs;" not in explain(7, name="*x*")
+    ahead = explain(7, 0, account="a")
+    assert f"jobs USING INDEX jobs_by_{sort} (" in ahead
+    assert "FOR ORDER BY" not in ahead
 
 
 def test_the_newest_is_found_without_a_search(several: Home) -> None:
@@ -161,7 +164,7 @@ def test_names_that_begin_with_a_text_are_a_range(several: Home) -> None:
     catalog = Catalog(several)
     catalog.prepare()
     wanted = JobFilter(name="train*")
-    plan(wanted, make_terms(wanted), count)
+    list(plan(wanted, make_terms(wanted), count))
     assert [it for it in plans if "jobs_by_name (name>? AND name<?)" in it]
     assert not [it for it in plans if "names" in it]
     catalog.close()

@@ -76,6 +76,13 @@ def test_a_kill_while_archives_come_and_jobs_go(quick_folder: Path, what: str, l
     assert points > least
 
 
+def test_a_kill_while_an_older_index_is_upgraded(quick_folder: Path) -> None:
+    """At random moments: then it lists every job, once."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    crash("moments", str(quick_folder), "upgrade", str(seed), os.environ.get("JOBLENS_CRASHES", "4"))
+
+
 def test_leftovers_stay_for_an_hour(home: Home) -> None:
     """What is half-written may be another's work: it is not read, and removed only when it is old."""
     for number in range(3):

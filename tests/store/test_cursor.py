@@ -64,12 +64,17 @@ def pages(catalog: JobCatalog, wanted: JobFilter, scope: Scope = ALL) -> list[li
     return found
 
 
-@pytest.mark.parametrize("few", [0, 50_000], ids=["by the order", "by a condition"])
+@pytest.mark.parametrize(
+    ("few", "entries"),
+    [(0, 0), (50_000, 0), (50_000, 50_000)],
+    ids=["by the order", "by a condition", "by the order as far as the page should reach"],
+)
 def test_pages_are_the_listing(
-    home: Home, made: JobRecord, few: int, monkeypatch: pytest.MonkeyPatch
+    home: Home, made: JobRecord, few: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For every order and filter, in both ways to answer: each job once, and in the order of the whole."""
+    """For every order and filter, in each way to answer: each job once, and in the order of the whole."""
     monkeypatch.setattr("joblens.store.catalog.plan._FEW", few)
+    monkeypatch.setattr("joblens.store.catalog.plan._MANY_ENTRIES", entries)
     save(home, made, range(60))
     catalog = open_catalog(home)
     filters: list[dict[str, Any]] = [{}, {"user": "bob", "name": "n*"}, {"tags": (("even", "yes"),)}]
@@ -137,7 +142,7 @@ def test_any_text_as_a_cursor(text: str) -> None:
     with pytest.raises(UsageError):
         parse_cursor(JobFilter(cursor=text))
     with pytest.raises(UsageError):
-        plan(JobFilter(cursor=text), make_terms(JobFilter()), lambda *_: 0)
+        list(plan(JobFilter(cursor=text), make_terms(JobFilter()), lambda *_: 0))
 
 
 _VALUES = st.none() | st.sampled_from([0.0, 1.0, 2.0])

@@ -99,6 +99,19 @@ def test_only_owner_and_staff(home: Home, monkeypatch: pytest.MonkeyPatch) -> No
         assert store.tag("42", {"a": "b"})["a"] == "b"
 
 
+def test_a_record_of_a_clock_that_is_ahead(home: Home) -> None:
+    """The change is later than what it changes, and so is the next one."""
+    ahead = made("44")
+    ahead.written = time.time_ns() + 3600 * 10**9
+    save_record(home.records, ahead)
+    with Store(home) as store:
+        store.tag("44", {"a": "1"})
+        assert store.job("44").written > ahead.written
+        assert store.tag("44", {"b": "2"}) == {"a": "1", "b": "2"}
+    with Store(home) as store:
+        assert store.job("44").job.tags == {"a": "1", "b": "2"}
+
+
 def test_changes_at_the_same_time_are_all_there(home: Home) -> None:
     """Merged, none is lost."""
 

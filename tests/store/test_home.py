@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from joblens.api import Store
 from joblens.core.errors import OutsideError
-from joblens.store.home import Home, filesystem_of, find_home, local_folder, make_home
-from joblens.store.location import safe_name
+from joblens.store.home import Home, find_home, local_folder, make_home
+from joblens.store.location import filesystem_of, safe_name
 
 from .made import new_home, store_job
 
@@ -61,7 +61,9 @@ def test_mounts_of_any_names(mounts: list[tuple[list[str], str]]) -> None:
         path = Path("/", *point, "below")
         fitting = [(other, kind) for other, kind in mounts if path.parts[1:][: len(other)] == tuple(other)]
         longest = max(len(other) for other, _ in fitting)
-        assert filesystem_of(path, text) == [kind for other, kind in fitting if len(other) == longest][-1]
+        assert (
+            filesystem_of(str(path), text) == [kind for other, kind in fitting if len(other) == longest][-1]
+        )
 
 
 def escaped(name: str) -> str:
@@ -72,7 +74,7 @@ def escaped(name: str) -> str:
 @given(st.text())
 def test_mounts_of_nonsense(text: str) -> None:
     """Whatever stands there, it is read."""
-    assert filesystem_of(Path("/some/where"), text)
+    assert filesystem_of("/some/where", text)
 
 
 def test_a_link_leads_to_what_counts(tmp_path: Path) -> None:

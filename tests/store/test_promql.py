@@ -163,7 +163,7 @@ def test_points() -> None:
 def test_what_a_report_from_a_server_loads() -> None:
     """Not what the lake needs, and not what takes long for little."""
     dear = (
-        "duckdb",
+        "_duckdb",
         "numpy",
         "pandas",
         "pyarrow",

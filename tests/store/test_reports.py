@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.analysis.series.timeline import resample
 from joblens.record.fields import read
 from joblens.record.report import JobRecord, Point, ProcessUse
 from joblens.reports import tree
 from joblens.reports.style import Style, encodable
 from joblens.reports.text import render_report, wrap
-from joblens.reports.timeline import render_timeline, resample, sparks
+from joblens.reports.timeline import render_timeline, sparks
 from joblens.reports.width import display_width, plain
 from plain_records import record_from
 
@@ -516,11 +517,27 @@ def test_steps_and_queue_on_a_narrow_screen() -> None:
     assert "CPU time            10 min 11 s" in long
 
 
-@pytest.mark.parametrize(("locale", "shown"), [("C", "#"), ("POSIX", "#"), ("C.UTF-8", "█")])
-def test_the_locale_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, locale: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("locale", "shown"),
+    [
+        ({"LC_ALL": "C"}, "#"),
+        ({"LC_ALL": "POSIX", "LANG": "de_DE.UTF-8"}, "#"),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "█"),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "#"),  # which Python sets itself (PEP 538)
+        ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, "█"),
+        ({"LANG": "de_DE.UTF-8", "LC_CTYPE": "C"}, "#"),
+        ({"LC_CTYPE": "C.UTF-8"}, "█"),
+        ({}, "█"),
+    ],
+)
+def test_the_locale_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, locale: dict[str, str], shown: str
+) -> None:
     """Python's own output is UTF-8 in the C locale; a terminal that has only ASCII would show rubbish."""
-    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
-    monkeypatch.setenv("LC_ALL", locale)
+    for name in ("PYTHONIOENCODING", "LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in locale.items():
+        monkeypatch.setenv(name, value)
     assert encodable("█", io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == shown
 
 

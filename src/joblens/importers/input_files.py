@@ -42,12 +42,19 @@ class ImportResult:
     files: int = 0
     unusable: int = 0  # files that were skipped, whole or from some line on
     bad: int = 0  # lines
+    waiting: int = 0  # records that are kept as files until the database takes them
     problems: list[str] = field(default_factory=list)
 
     def skip(self, why: str) -> None:
         """Count a file, or a folder."""
         self.unusable += 1
         self.problems.append(why)
+
+    def wait(self, why: str, records: int = 1) -> None:
+        """Count records that have to wait for the database, if there is a reason. It is said once."""
+        if why:
+            self.problems += [] if self.waiting else [why]
+            self.waiting += records
 
     def skip_file(self, path: Path, error: Exception, part: str) -> None:
         words = sentence(error) if str(path) in str(error) else f"{path}: {sentence(error)}"

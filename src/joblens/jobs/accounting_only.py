@@ -21,11 +21,14 @@ def make_provisional(job: BatchJob, problems: tuple[str, ...] = ()) -> JobRecord
     return record
 
 
-def save_provisional(home: Home, job: BatchJob, seen: float) -> None:
-    """Save the record of a job that no longer runs, from what was reported while it ran."""
+def save_provisional(home: Home, job: BatchJob, seen: float) -> str:
+    """Save the record of a job that no longer runs, from what was reported while it ran.
+
+    Return why it has to wait for the database, or "".
+    """
     end = max(float(int(seen)), start_of(job))  # accounting counts in whole seconds, and it ended after that
     gone = job.replace(end=end, state="UNKNOWN", exit_code=None, signal=None)
-    save_records(home, [make_provisional(gone, (_NOT_TOLD,))])
+    return save_records(home, [make_provisional(gone, (_NOT_TOLD,))])
 
 
 def written_of(job: BatchJob) -> int:

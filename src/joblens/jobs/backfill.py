@@ -32,7 +32,7 @@ class JobsResult(ImportResult):
 
 def import_files(home: Home, paths: list[Path], cluster: str, progress: Progress | None = None) -> JobsResult:
     """Import jobs from files of sacct. Importing them again changes nothing."""
-    result, catalog = JobsResult(), open_catalog(home)
+    result, catalog = JobsResult(), open_catalog(home, creates=True)
     read = ReadProgress(paths, progress)
     for path in paths:
         result.files += 1
@@ -53,7 +53,7 @@ def import_live(
     home: Home, scheduler: Scheduler, since: float, cluster: str, progress: Progress | None = None
 ) -> JobsResult:
     """Query the scheduler, some hours at a time."""
-    result, catalog, until = JobsResult(), open_catalog(home), time.time()
+    result, catalog, until = JobsResult(), open_catalog(home, creates=True), time.time()
     windows = max(int((until - since) // _WINDOW) + 1, 1)
     for number in range(windows):
         first = since + number * _WINDOW
@@ -73,7 +73,7 @@ def _save(home: Home, catalog: JobCatalog, jobs: Iterable[BatchJob], result: Job
         new = {identity(job): job for job in some}
         for key in catalog.written(new):
             del new[key]
-        save_records(home, (make_provisional(job) for job in new.values()))
+        result.wait(save_records(home, (make_provisional(job) for job in new.values())), len(new))
         result.jobs += len(new)
         result.known += len(some) - len(new)
 

@@ -13,13 +13,13 @@ import pwd
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from joblens.analysis.summary import summarise
-from joblens.core.errors import MalformedError, OutsideError, UsageError, printable
+from joblens.core.errors import MalformedError, OutsideError, UsageError, printable, sentence
 from joblens.importers.epmt.archive import Archive, find_archives, open_archive
 from joblens.importers.epmt.lake_rows import LakeJob, choose_files, save_chunk
 from joblens.importers.epmt.metadata import Metadata, parse_metadata
@@ -32,6 +32,7 @@ from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
 from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity
+from joblens.store.catalog.postgresql.connection import UnavailableError
 from joblens.store.edit import NotAllowedError, delete
 from joblens.store.home import Home
 from joblens.store.lake.columns import LATEST_NS, storable
@@ -104,6 +105,11 @@ def import_epmt(
         result.files += 1
         try:
             importer.take(path, result)
+        except UnavailableError as error:  # the others would fail as well
+            left = 1 + len(archives) - result.files
+            result.skip(f"{sentence(error)}; {left} of {len(archives)} archives are left: import them again")
+            result.unusable, result.outside = result.unusable + left - 1, result.outside + left
+            break
         except (OutsideError, OSError, NotAllowedError) as error:  # the other archives are imported
             result.outside += not isinstance(error, (MalformedError, NotAllowedError))
             result.skip_file(path, error, "archive")
@@ -151,15 +157,19 @@ class _Importer:
             delete(self.home, self.catalog, self.lake, record)
         job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
         totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
-        for number, chunk in enumerate(chain(begin, chunks)):
+        for number in count():
+            chunk = begin.pop(0) if begin else next(chunks, None)
+            if chunk is None:
+                break
             totals.add(chunk)
             save_chunk(self.lake, job, number, chunk)
+            del chunk  # before the next one is made
         facts = _facts(metadata, identity[0], times, totals.hosts or [node])
         made = make_record(path.name, facts, metadata, times, totals)
         for record in earlier:  # people may have changed them
             made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
         self.judge.judge(made, LakeReader(self.lake))
-        save_record(self.home, made)
+        result.wait(save_record(self.home, made))
         result.jobs += not earlier
         result.replaced += bool(earlier)
         result.processes += totals.processes

@@ -35,19 +35,24 @@ class Failed(NamedTuple):
     why: str
 
 
-def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> list[Failed]:
-    """Their records, in the store on return. `folder` is for what is needed meanwhile. Those that failed."""
+class Finished(NamedTuple):
+    failed: list[Failed]
+    waits: str = ""  # why records have to wait for the database
+
+
+def finish(home: Home, folder: Path, ended: Sequence[Ended]) -> Finished:
+    """Make their records, in the store on return. `folder` is for what is needed meanwhile."""
     failed: list[Failed] = []
-    judge = Judge(home)
+    waits, judge = "", Judge(home)
     ended = sorted(ended, key=lambda it: start_of(it.job))  # those of the same time together
     for begin in range(0, len(ended), BATCH):
         some = ended[begin : begin + BATCH]
         records = list(_make_records(home, folder, some, failed, judge))
         if len(records) == 1:
-            save_record(home, records[0])
+            waits = save_record(home, records[0]) or waits
         elif records:
-            save_records(home, records)
-    return failed
+            waits = save_records(home, records) or waits
+    return Finished(failed, waits)
 
 
 def _make_records(

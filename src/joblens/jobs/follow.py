@@ -103,7 +103,7 @@ class Follower:
         self.state = State(folder)
         self.waiting: dict[Identity, Waiting] = {}
         self.done: dict[Identity, str] = {}  # the last data of accounting, by job
-        self.catalog = open_catalog(home)
+        self.catalog = open_catalog(home, creates=True)
         self.counts = dict.fromkeys(("calls", "failed_calls", "finished", "running", "pending"), 0)
         self.answered = 0.0
         self.error = ""
@@ -330,11 +330,18 @@ class Follower:
     def _make(self, ended: list[Ended]) -> list[Any]:
         if not ended:
             return []
-        failed = finish(self.home, self.folder / "excerpt", ended)
+        failed, waits = finish(self.home, self.folder / "excerpt", ended)
         for it in failed:
             self.notes.say("record", f"jobs: job {it.job.id} has no record yet: {it.why}")
+        self._report_waiting(waits)
         self.counts["finished"] += len(ended) - len(failed)
         return failed
+
+    def _report_waiting(self, why: str) -> None:
+        """Records that are kept as files until the database takes them."""
+        if why:
+            self.error = self.error or why
+            self.notes.say("database", f"jobs: {why}")
 
     def _is_finished(
         self, key: Identity, job: BatchJob, missing: tuple[str, ...], now: float, failed: bool
@@ -401,7 +408,7 @@ class Follower:
         """Save a record that any other replaces, for jobs that accounting never reported."""
         for key, it in list(self.state.gone.items()):
             if now - it.seen > GIVE_UP:
-                save_provisional(self.home, self._with_cluster(it.job), it.seen)
+                self._report_waiting(save_provisional(self.home, self._with_cluster(it.job), it.seen))
                 del self.state.gone[key]
         self.state.since = self._since(now)
         self.state.save()

@@ -12,7 +12,6 @@ from joblens.core.errors import OutsideError, sentence
 from joblens.record.report import JobRecord
 from joblens.store.edits import JUDGED
 from joblens.store.home import Home
-from joblens.store.models import has_models, list_models
 
 if TYPE_CHECKING:
     from joblens.record.model import ReferenceModel
@@ -34,9 +33,7 @@ class Judge:
         if record.job.annotations:  # of an archive, or of an earlier record
             record.job.annotations.pop(JUDGED, None)
         if self._models is None:
-            problems: list[str] = []
-            self._models = list(list_models(self._home, problems)) if has_models(self._home) else []
-            record.data.problems += problems
+            self._models = self._load(record.data.problems) if self._home.models.is_dir() else []
         if not self._models:
             return
         from joblens.analysis.reference import applies, is_too_short, judge
@@ -52,9 +49,15 @@ class Judge:
             record.data.problems.append(f"it was not judged by its model: {sentence(error)}")
             return
         now = time.time()
-        record.judged = [judge(record, merge_operations(operations), programs, it, now) for it in chosen]
+        operations = merge_operations(operations)
+        record.judged = [judge(record, operations, programs, it, now, is_stored=True) for it in chosen]
         word = UNUSUAL if any(it.unusual for it in record.judged) else USUAL
         record.job.annotations = {**(record.job.annotations or {}), JUDGED: word}
+
+    def _load(self, problems: list[str]) -> list[ReferenceModel]:
+        from joblens.store.models import list_models  # most stores have none
+
+        return list(list_models(self._home, problems))
 
 
 def _span(record: JobRecord) -> Span:

@@ -3,7 +3,8 @@
 The rows are in files of the lake that are named by session and node: repeated after a crash, the same files
 are written, and of a session that is staged again, with more records, the larger file replaces the smaller.
 What other files have already, as after compaction, is left out. When they and the job's record are stored,
-`submitted/DIGEST.json` says so. Until then a folder in `incoming` keeps these files from being compacted.
+`submitted/JOB/DIGEST.json` says so, until the job is deleted. Before that a folder in `incoming` keeps these
+files from being compacted.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder, write_whole
 from joblens.core.json_file import render_json
 from joblens.core.model import ABSENT, Schema
+from joblens.core.secrets import mask_further
 from joblens.jobs.archive import SUFFIX, Archive, Manifest, NodeRecords, open_archive
 from joblens.jobs.facts import end_of, facts_of
 from joblens.jobs.judge import Judge
@@ -37,6 +39,7 @@ from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.record.report import Job, JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.choice import open_catalog
+from joblens.store.edit import forget_archives
 from joblens.store.home import Home
 from joblens.store.lake.columns import Table, identifier, make_table, storable
 from joblens.store.lake.folder import JobFile, job_file, list_folder
@@ -50,7 +53,6 @@ Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch sys
 
 Row = tuple[str | int | None, ...]  # identifies a process or thread of a job
 
-_FOLDER = "submitted"
 # Numbers of files beyond those of all batches; a checksum says which.
 _FIRST, _DIGITS = 10**17, 13
 _SKEW = 3600.0  # seconds that a clock of another host may be ahead
@@ -152,10 +154,12 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
     manifest = archive.manifest if _is_trusted(archive) else _checked(home, archive, accounting)
     if manifest.end > time.time() + _SKEW:
         raise MalformedError(str(archive.path), "its end is in the future")
-    done = home.path / _FOLDER / f"{manifest.digest}.json"
+    done = home.submitted / safe_name(manifest.job.id) / f"{manifest.digest}.json"
     with _in_progress(home, manifest.job.id):
-        if done.exists() and _is_stored(home, manifest):
-            return found._replace(is_known=True, is_final=_finish_later(home, manifest, accounting))
+        if done.exists():
+            if _is_stored(home, manifest):
+                return found._replace(is_known=True, is_final=_finish_later(home, manifest, accounting))
+            forget_archives(home, manifest.job.id)  # all of them are gone
         if len(manifest.files) > 1:  # of a damaged archive nothing is stored
             for number in range(len(manifest.files)):
                 archive.pass_records(number, lambda piece: None)
@@ -221,18 +225,31 @@ def _counted(found: Outcome, processes: ProcessColumns, threads: ThreadColumns) 
 @contextmanager
 def _in_progress(home: Home, job: str) -> Iterator[None]:
     """Hold the job's folder in `incoming`. Another process that stores the same job waits."""
-    folder = home.incoming / f"{safe_name(job)}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = home.incoming / safe_name(job)
+    fd = _hold(folder)
     try:
-        with suppress(OSError):  # a file system without locks: the same files are written twice
-            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
-        with suppress(OSError):  # it is another's, too
+        with suppress(OSError):
             folder.rmdir()
+        os.close(fd)
+
+
+def _hold(folder: Path) -> int:
+    """Create, open and lock it, once more if who held it has removed it meanwhile."""
+    while True:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with suppress(OSError):  # a file system without locks: the same files are written twice
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+                return fd
+        os.close(fd)
 
 
 class _Rows:
@@ -345,6 +362,7 @@ def _same_texts(manifest: Manifest, file: NodeRecords, rows: int) -> dict[str, _
 def _program_texts(processes: ProcessColumns) -> dict[str, _Text]:
     columns = [list(it) for it in zip(*processes.programs)] or [[]] * len(Program._fields)
     texts = dict(zip(Program._fields, columns))
+    texts["command"] = mask_further(texts["command"])
     texts["name"] = [basename(text) for text in texts["executable"]]
     return {name: _make_text(processes.program, cells) for name, cells in texts.items()}
 
@@ -527,11 +545,14 @@ def _has_rows(lake: Lake, manifest: Manifest) -> bool:
 
 
 def _finish_later(home: Home, manifest: Manifest, accounting: Accounting) -> bool:
-    """Make the record again if the end of the job was unknown before, and is known now. Return whether the
-    store has the end, or no other source will ever report it."""
+    """Make the record again if it is not there, or if the end of the job was unknown before and is known
+    now. Return whether the store has the end, or no other source will ever report it."""
     known = _find_record(home, manifest)
-    if known is None or known.job.state != _UNKNOWN:
-        return known is not None
-    if _ended(manifest, accounting) is None:
-        return manifest.job.scheduler == "run"
-    return not _save_record(home, Lake(home.lake), manifest, accounting, list(manifest.problems))
+    if known is not None and known.job.state != _UNKNOWN:
+        return True
+    is_run = manifest.job.scheduler == "run"
+    is_final = is_run or _ended(manifest, accounting) is not None
+    if known is None or (is_final and not is_run):
+        waits = _save_record(home, Lake(home.lake), manifest, accounting, list(manifest.problems))
+        return is_final and not waits
+    return is_final

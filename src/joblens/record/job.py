@@ -1,10 +1,8 @@
 """Input of a summary: facts at the start of a job, and how it ended."""
 
-from typing import Annotated
-
 from msgspec import field
 
-from joblens.record.fields import Amount, Moment, Part, Value, Whole, about
+from joblens.record.fields import Amount, Annotated, Moment, Part, Value, Whole, about
 
 
 class Resources(Value, frozen=True):

@@ -2,12 +2,10 @@
 
 # Without postponed annotations: msgspec would compile each of them once more.
 
-from typing import Annotated
-
 import msgspec
 from msgspec import Meta, field
 
-from joblens.record.fields import Amount, Moment, Whole
+from joblens.record.fields import Amount, Annotated, Moment, Whole
 from joblens.record.report import VERSION
 
 

@@ -2,9 +2,7 @@
 
 # Without postponed annotations: msgspec would compile each of them once more.
 
-from typing import Annotated
-
-from joblens.record.fields import Moment, Part, Real, Value, Whole, about
+from joblens.record.fields import Annotated, Moment, Part, Real, Value, Whole, about
 
 VERSION = 1
 

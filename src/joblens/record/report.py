@@ -1,13 +1,13 @@
 """The record of a job: all that is known of it, as it is stored and as every report shows it."""
 
 import json
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
 from joblens.core.errors import MalformedError
-from joblens.record.fields import Amount, Moment, Part, Real, Value, Whole, about
+from joblens.record.fields import Amount, Annotated, Moment, Part, Real, Value, Whole, about
 from joblens.record.job import Step
 
 VERSION = 1
@@ -502,6 +502,11 @@ class JobRecord(Head, kw_only=True, dict=True):
     def keep(self, stored: bytes) -> None:
         """Remember the JSON that it was read from, for the parts of it that have no type here."""
         self.__dict__["stored"] = stored
+
+    def find_unchanged(self) -> bytes | None:
+        """Return the JSON that it was read from, if nothing was changed since."""
+        stored = self.__dict__.get("stored")
+        return stored if stored is not None and parse_record(stored) == self else None
 
     def restore_order(self) -> None:
         """Put the JSON that it was read from into the order of the fields, after a database has sorted it."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "JOBLENS_DB_URL"
 _SCHEMES = ("postgresql://", "postgres://")
-_PARTS = re.compile(r"[a-z]+://(?:([^:@/?#]*)(?::([^/?#]*))?@)?([^@?#]*)(.*)", re.DOTALL)
-
-_PLACE = re.compile(r"(?:[\w.%-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[^/]*)?")
+# Compiled where a site has a database.
+_PARTS = r"(?s)[a-z]+://(?:([^:@/?#]*)(?::([^/?#]*))?@)?([^@?#]*)(.*)"
+_PLACE = r"(?:[\w.%-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[^/]*)?"
 
 
 class Database:
@@ -34,9 +34,9 @@ class Database:
         self.url = url
 
     def __str__(self) -> str:
-        match = _PARTS.fullmatch(self.url)
+        match = re.fullmatch(_PARTS, self.url)
         # What is not clearly a host, a port and a name may be a part of a password.
-        if match is None or "@" in match[4] or not _PLACE.fullmatch(match[3]):
+        if match is None or "@" in match[4] or not re.fullmatch(_PLACE, match[3]):
             return "postgresql://…"
         return f"postgresql://{match[1] + '@' if match[1] else ''}{match[3]}"
 
@@ -50,7 +50,7 @@ class Database:
 
     @property
     def has_password(self) -> bool:
-        match = _PARTS.fullmatch(self.url)
+        match = re.fullmatch(_PARTS, self.url)
         return match is None or match[2] is not None or "password=" in match[4]
 
 

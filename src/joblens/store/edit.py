@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import JoblensError, OutsideError, UsageError
@@ -71,7 +74,8 @@ def change(
             add_edit(home.path, run, part, wanted)
         if record.written and now != before:
             setattr(job, part, now)
-            record.written = 0  # now
+            # After what it changes, also if that was written by a host whose clock is ahead.
+            record.written = max(time.time_ns(), record.written + 1)
             waits = save_record(home, record)
             if waits:
                 raise OutsideError(waits)
@@ -125,6 +129,7 @@ def delete_runs(home: Home, catalog: JobCatalog, lake: Lake, runs: Sequence[Stor
     with changing(home):
         removed = []
         for run in runs:
+            forget_archives(home, run.id)
             _remove_pending(home, run)
             after, before = catalog.borders(run.identity, run.last)
             cluster = run.cluster if run.has_nodes else ""
@@ -132,6 +137,12 @@ def delete_runs(home: Home, catalog: JobCatalog, lake: Lake, runs: Sequence[Stor
         remove_jobs(lake, removed)
         remove_edits(home.path, [run.identity for run in runs])
         catalog.remove([run.identity for run in runs])
+
+
+def forget_archives(home: Home, job: str) -> None:
+    """Forget which archives of a job were stored, so that each of them can be stored again."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(home.submitted / safe_name(job))
 
 
 def _remove_pending(home: Home, run: Stored) -> None:

@@ -25,10 +25,11 @@ class EndTable(Generic[End]):
         kind: type[End],
         count: int,
         columns: Callable[[Sequence[str]], Mapping[str, Column]],
+        cells: Callable[[Sequence[str]], list[tuple[Any, ...]]],
         rows: Callable[[Sequence[int]], list[End]],
     ) -> None:
         self.kind: type[End] = kind
-        self._count, self._columns = count, columns
+        self._count, self._columns, self._cells = count, columns, cells
         self._rows: Callable[[Sequence[int]], list[End]] = rows
 
     def __len__(self) -> int:
@@ -38,15 +39,24 @@ class EndTable(Generic[End]):
         found = self._columns(names) if self._count else {name: _as_column(name, []) for name in names}
         return [found[name] for name in names]
 
+    def cells(self, *names: str) -> list[tuple[Any, ...]]:
+        """Return these columns row by row, with None for what is unknown. This does not load NumPy."""
+        return self._cells(names) if self._count else []
+
     def choose(self, places: Column) -> EndTable[End]:
         """Return a table of these rows, in this order."""
 
         def columns(names: Sequence[str]) -> dict[str, Column]:
             return {name: column[places] for name, column in zip(names, self.columns(*names))}
 
-        return EndTable(
-            self.kind, len(places), columns, lambda chosen: self._rows(places[list(chosen)].tolist())
-        )
+        def cells(names: Sequence[str]) -> list[tuple[Any, ...]]:
+            found = self.cells(*names)
+            return [found[place] for place in places.tolist()]
+
+        def rows(chosen: Sequence[int]) -> list[End]:
+            return self._rows(places[list(chosen)].tolist())
+
+        return EndTable(self.kind, len(places), columns, cells, rows)
 
     def rows(self, places: Sequence[int]) -> list[End]:
         return self._rows(places) if len(places) else []
@@ -58,7 +68,10 @@ def table_of(ends: list[End], kind: type[End]) -> EndTable[End]:
     def columns(names: Sequence[str]) -> dict[str, Column]:
         return {name: _as_column(name, [getattr(end, name) for end in ends]) for name in names}
 
-    return EndTable(kind, len(ends), columns, lambda places: [ends[place] for place in places])
+    def cells(names: Sequence[str]) -> list[tuple[Any, ...]]:
+        return [tuple(getattr(end, name) for name in names) for end in ends]
+
+    return EndTable(kind, len(ends), columns, cells, lambda places: [ends[place] for place in places])
 
 
 def _as_column(name: str, cells: list[Any]) -> Column:

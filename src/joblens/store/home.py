@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.database import Database, find_database
-from joblens.store.location import INCOMING, WAITING, digest, locate, make_folders
-
-# Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
-# machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …, and fuse).
-_LOCAL = frozenset(
-    "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs msdos nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs "
-    "ubifs vfat xfs zfs".split()
+from joblens.store.location import (
+    INCOMING,
+    WAITING,
+    digest,
+    find_filesystem,
+    is_shared,
+    locate,
+    make_folders,
 )
 
 
@@ -44,9 +44,19 @@ class Home(NamedTuple):
         return self.path / "records"
 
     @property
+    def models(self) -> Path:
+        """Reference models."""
+        return self.path / "models"
+
+    @property
     def undelivered(self) -> Path:
         """Records that wait for the database, as files."""
         return self.path / "undelivered"
+
+    @property
+    def submitted(self) -> Path:
+        """A folder for each job that archives were stored of, with a file for each of them."""
+        return self.path / "submitted"
 
     @property
     def damaged(self) -> Path:
@@ -89,15 +99,9 @@ def find_home(chosen: str | os.PathLike[str] | None = None, mounts: str | None =
 
     Raises OutsideError and ConfigError.
     """
-    path = Path(locate(chosen))
-    try:
-        path.exists()  # triggers an automounter
-        real = Path(os.path.realpath(path))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise OutsideError(f"cannot use the store {str(path)!r}: {why}") from None
-    kind = filesystem_of(real, _read_mounts() if mounts is None else mounts)
-    return Home(path, kind, kind not in _LOCAL, None, find_database(os.environ))
+    path = locate(chosen)
+    kind = find_filesystem(path, mounts)
+    return Home(Path(path), kind, is_shared(kind), None, find_database(os.environ))
 
 
 def make_home(home: Home) -> Home:
@@ -122,24 +126,3 @@ def local_folder() -> Path:
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise OutsideError(f"{folder} is accessible to other users, and is not used")
     return folder
-
-
-def _read_mounts() -> str:
-    try:
-        return Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def filesystem_of(path: Path, mounts: str) -> str:
-    """Return the file system type of the longest mount point above the path; of equal ones the last."""
-    best, kind = -1, "unknown"
-    for line in mounts.split("\n"):
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        # proc_mounts(5): space, tab, newline and backslash are written in octal.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[1]))
-        if (point == path or point in path.parents) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[2]
-    return kind

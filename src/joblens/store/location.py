@@ -20,6 +20,12 @@ FACTS, END = "job.json", "end.json"
 # Beyond these the end of a job starts, in the background, what was deferred: records of short jobs, and their
 # way into the lake. Several at once, because loading the libraries costs as much as some jobs.
 _MOST_ENDED, MOST_WAITING = 10, 100
+# Local file systems, on which SQLite's locks and shared memory work. Any other is treated as shared between
+# machines (nfs, lustre, gpfs, beegfs, cephfs, dvs, …, and fuse).
+_LOCAL = frozenset(
+    "bcachefs btrfs exfat ext2 ext3 ext4 f2fs jfs msdos nilfs2 ntfs3 overlay ramfs reiserfs rootfs tmpfs "
+    "ubifs vfat xfs zfs".split()
+)
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _LONGEST_NAME = 100
 
@@ -48,6 +54,56 @@ def _data_folder() -> str:
     if home == "~":  # neither HOME nor the user database has it
         raise OutsideError("this user has no home folder; set JOBLENS_HOME to the folder of the store")
     return f"{home}/.local/share"
+
+
+def find_filesystem(store: str, mounts: str | None = None) -> str:
+    """Return the type of the file system of a store."""
+    try:
+        real = os.path.realpath(store)
+        os.stat(real)  # triggers an automounter
+    except (FileNotFoundError, NotADirectoryError):  # it is created later
+        pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise OutsideError(f"cannot use the store {store!r}: {why}") from None
+    return filesystem_of(real, _read_mounts() if mounts is None else mounts)
+
+
+def is_shared(filesystem: str) -> bool:
+    """Whether a file system of that type may be shared between machines."""
+    return filesystem not in _LOCAL
+
+
+def _read_mounts() -> str:
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def filesystem_of(path: str, mounts: str) -> str:
+    """Return the file system type of the longest mount point above the path; of equal ones the last."""
+    best, kind = -1, "unknown"
+    for line in mounts.split("\n"):
+        fields = line.split(" ")
+        if len(fields) < 3 or not fields[1].startswith("/"):
+            continue
+        point = _unescape(fields[1]).rstrip("/")
+        if len(point) >= best and (path + "/").startswith(point + "/"):
+            best, kind = len(point), fields[2]
+    return kind
+
+
+def _unescape(point: str) -> str:
+    """proc_mounts(5): space, tab, newline and backslash are written in octal."""
+    first, *others = point.split("\\")
+    octal = [chr(int(it[:3], 8)) + it[3:] if _is_octal(it[:3]) else "\\" + it for it in others]
+    return "".join([first, *octal])
+
+
+def _is_octal(text: str) -> bool:
+    return len(text) == 3 and all(it in "01234567" for it in text)
 
 
 def make_folders(store: str) -> None:

@@ -20,7 +20,7 @@ from joblens.store.edit import is_staff, own_name
 from joblens.store.home import Home
 from joblens.store.location import safe_name
 
-_FOLDER, _SUFFIX = "models", ".json"
+_SUFFIX = ".json"
 _LARGEST = 1 << 26  # bytes
 _LONGEST_NAME = 100
 
@@ -71,7 +71,7 @@ def parse_model(path: str, data: bytes) -> ReferenceModel:
 
 def list_models(home: Home, problems: list[str]) -> Iterator[ReferenceModel]:
     """Yield all in order of their names. What cannot be read is added to `problems`."""
-    folder = home.path / _FOLDER
+    folder = home.models
     for name in list_names(str(folder)):
         if not name.endswith(_SUFFIX):
             continue
@@ -85,10 +85,6 @@ def list_models(home: Home, problems: list[str]) -> Iterator[ReferenceModel]:
             continue
         except (OutsideError, OSError) as error:
             problems.append(sentence(error))
-
-
-def has_models(home: Home) -> bool:
-    return os.path.isdir(home.path / _FOLDER)
 
 
 def exists(home: Home, name: str) -> bool:
@@ -120,4 +116,4 @@ def user_name() -> str:
 
 
 def _path(home: Home, name: str) -> Path:
-    return home.path / _FOLDER / f"{safe_name(name)}{_SUFFIX}"
+    return home.models / f"{safe_name(name)}{_SUFFIX}"

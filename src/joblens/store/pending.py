@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.core.errors import MalformedError, OutsideError, sentence
-from joblens.core.files import sync_folder
+from joblens.core.files import list_names, sync_folder
 from joblens.core.model import Sample
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -87,7 +87,7 @@ def settle_all(home: Home, lake: Lake) -> list[str]:
 
 
 def many_wait(home: Home) -> bool:
-    return len(ingest.folders(home.waiting)) > _MOST
+    return len(list_names(str(home.waiting))) > _MOST
 
 
 def settle_some(home: Home) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from joblens.core.errors import OutsideError
@@ -30,6 +31,7 @@ _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
 _SAMPLE = {"time": "TIMESTAMP_NS"} | dict.fromkeys(("cluster", "jobid", "node"), "VARCHAR")
 _NODE = "coalesce(node, '')"
 _MOST_BREAKS = 10_000
+_IN_ORDER = f"ORDER BY {', '.join(ORDER)}, place"
 _PROCESS = _SAMPLE | dict.fromkeys(("name", "command"), "VARCHAR") | dict.fromkeys(
     (
         "pid", "start", "parent", "threads", "state", "rss_anon_bytes", "rss_shmem_bytes", "rss_file_bytes",
@@ -281,66 +283,77 @@ class LakeReader:
         around = span._replace(end=span.end + SPAN_MARGIN)
         where, values = _where_ended(around)
         names = kind._fields
-        found = self.lake.query_columns(
+        rows = self.lake.query(
             self._files(SETS[kind], around),
             _SAMPLE | {name: _end_type(name) for name in names},
             f"SELECT {', '.join(_known(kind, name) for name in names)} FROM {{lake}} WHERE {where} "
             "ORDER BY began_seconds, pid, start" + ("" if most is None else f" LIMIT {most}"),
             values,
         )
-        return merge_sources(list(map(kind._make, zip(*(column.tolist() for column in found.values())))))
+        return merge_sources(list(map(kind._make, rows)))
 
     def end_table(self, span: Span, kind: type[End], most: int | None = None) -> EndTable[End]:
         """The same as a table, of which only those columns and rows are read that are asked for. `most`: if
         the agent has recorded some too, which takes making all rows."""
         files = self._files(SETS[kind], span._replace(end=span.end + SPAN_MARGIN))
-        order, count, has_others = self._order_of_ends(files, span, kind)
-        if has_others or not count:
+
+        ask = partial(self._query_ends, files, span)
+
+        def shown(name: str) -> str:
+            return f"{_known(kind, name)} AS {identifier(name)}"
+
+        counted = ask(("source",), "count(*), count(*) FILTER (source != '')")
+        count, others = counted[0] if counted else (0, 0)
+        if others or not count:
             return table_of(self.ends(span, kind, most), kind)
 
         def check(found: int, expected: int) -> None:
             if found != expected:
                 raise OutsideError(f"the files of job {span.job:.100} have changed meanwhile; try again")
 
+        known: list[list[int]] = []  # places in the files, in order of their start
+
+        def order() -> list[int]:
+            if not known:
+                cells(())
+            return known[0]
+
+        def cells(names: Sequence[str]) -> list[tuple[Any, ...]]:
+            found = ask(names, ", ".join([*map(shown, names), "place"]), _IN_ORDER)
+            check(len(found), count)
+            known[:] = [[row[-1] for row in found]]
+            return [row[:-1] for row in found]
+
         def columns(names: Sequence[str]) -> dict[str, Any]:
-            found = self._read_ends(files, span, kind, names)
-            if found:
-                check(len(next(iter(found.values()))), count)
-            return {name: without_mask(column)[order] for name, column in found.items()}
+            found = ask(names, ", ".join(map(shown, names)), query=self.lake.query_columns)
+            check(len(next(iter(found.values()))) if found else 0, count)
+            return {name: without_mask(column)[order()] for name, column in found.items()}
 
         def rows(places: Sequence[int]) -> list[End]:
-            chosen = order[list(places)].tolist()
-            found = self._read_ends(files, span, kind, kind._fields, chosen)
-            made = list(map(kind._make, zip(*(column.tolist() for column in found.values()))))
-            check(len(made), len(set(chosen)))
-            by_place = dict(zip(sorted(set(chosen)), made))
-            return [by_place[place] for place in chosen]
+            chosen = [order()[place] for place in places]
+            ordered = sorted(set(chosen))
+            only = f"WHERE place IN ({', '.join(map(str, ordered))})" if len(ordered) < count else ""
+            found = ask(kind._fields, ", ".join(map(shown, kind._fields)), f"{only} ORDER BY place")
+            check(len(found), len(ordered))
+            made = dict(zip(ordered, map(kind._make, found)))
+            return [made[place] for place in chosen]
 
-        return EndTable(kind, count, columns, rows)
+        return EndTable(kind, count, columns, cells, rows)
 
-    def _order_of_ends(self, files: Files, span: Span, kind: type[End]) -> tuple[Any, int, bool]:
-        """Return the places of all rows in order of their start, and whether capture has not written all."""
-        import numpy
-
-        found = self._read_ends(files, span, kind, (*ORDER, "source"))
-        if not found:
-            return numpy.empty(0, dtype=numpy.int64), 0, False
-        keys = [without_mask(found[name]) for name in reversed(ORDER)]
-        return numpy.lexsort(keys), len(keys[0]), bool((found["source"] != "").any())
-
-    def _read_ends(
-        self, files: Files, span: Span, kind: type[End], names: Sequence[str], places: Sequence[int] = ()
-    ) -> dict[str, Any]:
-        """Return columns in the order of the files; of these places in it, if some are given."""
+    def _query_ends(
+        self,
+        files: Files,
+        span: Span,
+        names: Sequence[str],
+        cells: str,
+        rest: str = "",
+        query: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return cells of all rows with their places in the files, from these columns."""
         where, values = _where_ended(span._replace(end=span.end + SPAN_MARGIN))
-        shown = ", ".join(f"{_known(kind, name)} AS {identifier(name)}" for name in names)
-        query = f"SELECT {shown} FROM {{lake}} WHERE {where}"
-        if places:
-            numbers = ", ".join(str(place + 1) for place in sorted(places))
-            query = f"SELECT {shown}, row_number() OVER () AS place FROM {{lake}} WHERE {where}"
-            query = f"SELECT * EXCLUDE (place) FROM ({query}) WHERE place IN ({numbers}) ORDER BY place"
         kinds = _SAMPLE | {name: _end_type(name) for name in (*names, *ORDER)}
-        return self.lake.query_columns(files, kinds, query, values)
+        inner = f"SELECT *, row_number() OVER () - 1 AS place FROM {{lake}} WHERE {where}"
+        return (query or self.lake.query)(files, kinds, f"SELECT {cells} FROM ({inner}) {rest}", values)
 
     def count_ends(self, span: Span) -> tuple[int, int]:
         """Of several sources, the one with most: to merge them takes all rows."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,14 +79,16 @@ def changing(home: Home) -> Iterator[None]:
 
 
 def drop_records(home: Home) -> None:
-    """Remove all records, with what was made from them. Samples stay. Raises OutsideError and OSError."""
+    """Remove all records, also those that wait for the database. Raises OutsideError and OSError."""
+    import shutil
+
     if home.database is not None:
         from joblens.store.catalog.postgresql.admin import drop
 
         drop(home.database)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(home.undelivered)
         return
-    import shutil
-
     for day, _ in records.list_days(home.records):
         shutil.rmtree(home.records / day)
 

@@ -52,6 +52,11 @@ def deliver(home: Home) -> list[str]:
     return problems
 
 
+def count_waiting(home: Home) -> int:
+    """Return the number of files that wait for the database of the store."""
+    return len(_list(home)) if home.database is not None else 0
+
+
 def _list(home: Home) -> list[Path]:
     return [
         home.undelivered / day / name

@@ -7,7 +7,6 @@ archive hostile, and it is refused as a whole.
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
@@ -31,11 +30,13 @@ _LARGEST_HEADERS = 64 << 20  # of all hosts
 _LARGEST_MEMBER_HEADER = 1 << 16  # a long name or extended attributes, which are read into memory
 _KEPT = 8 << 20  # bytes of an archive that are kept in memory instead of being decompressed twice
 _PIECE = 1 << 20
+_COMPRESSED_PIECE = 1 << 16
+_GZIP = 16 + zlib.MAX_WBITS  # as zlib calls the format
 _MOST_MEMBERS = 2_000_000
 # Archives of EPMT are 5 to 20 times their size. What expands to far more is made to fill memory or time.
 _MOST_RATIO, _SMALL = 250, 256 << 20
 _LARGEST = 256 << 30  # bytes, decompressed
-_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error)
 
 
 class DataFile(NamedTuple):
@@ -172,15 +173,32 @@ class _Member(tarfile.TarInfo):
         return found
 
 
-class _Decompressed(gzip.GzipFile):
+class _Decompressed:
     """A compressed file that may not expand without bounds."""
 
     def __init__(self, path: Path, raw: BinaryIO) -> None:
-        super().__init__(fileobj=raw)
         self._where, self._raw, self._count = path, raw, 0
+        self._data, self._gzip = b"", zlib.decompressobj(_GZIP)
 
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
+    def read(self, size: int) -> bytes:
+        """Return at most as many bytes; none at the end. Raises EOFError, zlib.error and MalformedError."""
+        while True:
+            self._data = self._data or self._raw.read(_COMPRESSED_PIECE)
+            if self._gzip.eof:
+                if not self._data:
+                    return b""
+                self._data = self._data.lstrip(b"\0")
+                if not self._data:
+                    continue
+                self._gzip = zlib.decompressobj(_GZIP)  # another one follows
+            elif not self._data:
+                raise EOFError("it ends before its checksum")
+            found = self._gzip.decompress(self._data, size)
+            self._data = self._gzip.unconsumed_tail or self._gzip.unused_data
+            if found:
+                return self._counted(found)
+
+    def _counted(self, data: bytes) -> bytes:
         self._count += len(data)
         if self._count > _SMALL and self._count > min(_MOST_RATIO * self._raw.tell(), _LARGEST):
             what = f"it expands to more than {_MOST_RATIO} times its size"
@@ -196,7 +214,7 @@ def _members(path: Path) -> Iterator[Iterator[tuple[tarfile.TarInfo, BinaryIO]]]
         raw.seek(0)
         stream: BinaryIO = _Decompressed(path, raw) if compressed else raw  # type: ignore[assignment]
         try:
-            with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=_PIECE, tarinfo=_Member) as archive:
                 yield _regular(path, archive)
             while stream.read(_PIECE):
                 continue

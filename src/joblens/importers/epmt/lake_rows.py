@@ -93,8 +93,8 @@ def _has_rows(lake: Lake, job: LakeJob) -> bool:
 
 def save_chunk(lake: Lake, job: LakeJob, number: int, chunk: Chunk) -> None:
     """Write the processes and the threads. Raises OutsideError."""
-    for name, table in (("process_end", _processes(job, chunk)), ("thread_end", _threads(job, chunk))):
-        lake.save_tables(name, job.date, job.file(number), [table], ordered=True)
+    for name, make_table in (("process_end", _processes), ("thread_end", _threads)):
+        lake.save_tables(name, job.date, job.file(number), [make_table(job, chunk)], ordered=True)
 
 
 class _Builder:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from joblens.core import counter_file
 from joblens.core.errors import MalformedError
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ _OF_PROCESS = frozenset((*NUMBERS, "numtids")) - {"start", "end"}
 _NOT_METRICS = frozenset((*TEXTS, *NUMBERS, *_PER_THREAD, "numtids"))
 _MOST_COLUMNS = 4000
 _MOST_THREADS = 1 << 20
-_CHUNK_ROWS = 10_000
+_CHUNK_ROWS = 8192  # held in memory
 _CHUNK_LETTERS = 32 << 20
 _LONGEST_LINE = 16 << 20
 _PIECE = 1 << 20
 _ARRAY = re.compile(r"\{[-0-9, ]*\}", re.ASCII)
-_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_NUMBER = re.compile(r" *-?[0-9]{1,19} *", re.ASCII)
+_OF_NUMBERS = b"0123456789-, "
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _BACKSLASH, _COMMA = "\0", "\1"  # in place of escaped ones, until a line is split; no text has them
 
@@ -113,12 +115,13 @@ def _checked(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class _Lines:
-    """Lines of bounded length, decoded many at a time. Longer ones are reported and left out."""
+    """Lines of bounded length, decoded. Longer ones are reported and left out."""
 
     def __init__(self, name: str, file: BinaryIO, broken: Broken) -> None:
         self.name, self.file, self.broken = name, file, broken
         self.more = True
-        self._lines: Iterator[str] = iter(())
+        self.data, self.at = b"", 0  # whole lines, and where the next one begins
+        self.number = 0  # of the last line
         self._rest = b""
         self._is_skipping = False  # the rest of a line that is too long
 
@@ -126,45 +129,46 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        for line in self._lines:
-            return line
-        while self.more:
-            self._lines = iter(self._read())
-            for line in self._lines:
-                return line
-        raise StopIteration
+        if not self.fill():
+            raise StopIteration
+        end = self.data.index(b"\n", self.at)
+        line = self.data[self.at : end].decode("utf-8", "replace")
+        self.at = end + 1
+        self.number += 1
+        for sign in (_BACKSLASH, _COMMA):
+            if sign in line:
+                line = line.replace(sign, "\N{REPLACEMENT CHARACTER}")
+        return line.removesuffix("\r").replace("\r", " ")
 
-    def _read(self) -> list[str]:
+    def fill(self) -> bool:
+        """Read on if all lines were taken. Return whether there are any."""
+        while self.at >= len(self.data) and self.more:
+            self.data, self.at = self._read(), 0
+        return self.at < len(self.data)
+
+    def _read(self) -> bytes:
         data = self.file.read(_PIECE)
         self.more = bool(data)
         if self._is_skipping:
             _, newline, data = data.partition(b"\n")
             self._is_skipping = self.more and not newline
             if self._is_skipping:
-                return []
+                return b""
         whole, newline, rest = (self._rest + data).rpartition(b"\n")
-        if not self.more:
-            whole, rest = self._rest, b""
-        elif not newline:
-            whole, rest = b"", self._rest + data
+        if not self.more and rest:
+            whole, newline, rest = self._rest, b"\n", b""
         if len(rest) > _LONGEST_LINE:
             self.broken(self.name, "a line is too long")
             rest, self._is_skipping = b"", True
         self._rest = rest
-        text = whole.decode("utf-8", "replace")
-        for sign in (_BACKSLASH, _COMMA):
-            if sign in text:
-                text = text.replace(sign, "\N{REPLACEMENT CHARACTER}")
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", " ")
-        return text.split("\n") if whole else []
+        return whole + newline
 
 
 class _Layout:
     """Where the columns of a CSV file are. Usually all texts come first, and then all numbers."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.width = len(names)
+        self.width, self.head = len(names), ",".join(names)
         self.texts = [name for name in names if name in TEXTS]
         self.numbers = [name for name in names if name not in TEXTS]
         self._order = None
@@ -172,6 +176,9 @@ class _Layout:
             self.numbers.sort(key=lambda name: name != "numtids")  # which the row of a thread does not have
             self._order = [names.index(name) for name in (*self.texts, *self.numbers)]
         self.of_threads = [at for at, name in enumerate(self.numbers) if name not in _OF_PROCESS]
+        # As parse_rows of the C library takes them.
+        kinds = (b"t" if it in TEXTS else b"p" if it in _OF_PROCESS else b"n" for it in names)
+        self.kinds = b"".join(kinds) if self._order is None else b""
 
     def split(self, line: str) -> list[str]:
         """Return its texts, and all numbers as one text."""
@@ -191,25 +198,60 @@ class _Layout:
     def is_whole(self, cells: list[str]) -> bool:
         return len(cells) == len(self.texts) + 1 and cells[-1].count(",") == len(self.numbers) - 1
 
+    def is_process(self, cells: list[str]) -> bool:
+        return self.is_whole(cells) and not cells[-1].startswith(",")
+
+
+class _Block(NamedTuple):
+    """Processes with their further threads."""
+
+    texts: list[list[str]]  # by column
+    own: Numbers  # a row for each process
+    further: Numbers  # a row for each further thread, without the columns of the process
+    first: Numbers  # of which row is that of a process
+
 
 class _Rows:
     """Rows with the same columns: of processes, and of their further threads."""
 
-    def __init__(self, layout: _Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: _Layout, broken: Broken) -> None:
+        self.layout, self.broken = layout, broken
+        self.blocks: list[_Block] = []
+        self.sealed = 0  # rows of these
+        # Of the rows after them:
         self.texts: list[list[str]] = []
         self.numbers: list[str] = []  # of processes
         self.threads: list[str] = []  # of further threads, without the columns of the process
         self.first: list[int] = []  # of which row is that of a process
-        self.count = self.letters = 0
         self.where: list[str] = []  # the file of each process
+        self.count = self.letters = 0  # of all
+        self.is_open = False  # whether threads of the last process can follow
 
     @property
     def is_full(self) -> bool:
         return self.count >= _CHUNK_ROWS or self.letters >= _CHUNK_LETTERS
 
+    def add_line(self, name: str, line: str, cells: list[str], fill: list[tuple[int, str]]) -> str:
+        """Return what is wrong with it, or ""."""
+        *texts, numbers = cells
+        if not self.layout.is_whole(cells):
+            if not line or line.startswith("#") or line == self.layout.head:
+                return ""
+            self.is_open = False  # threads that follow have lost their process
+            return _wrong_width(line.count(",") + 1, self.layout.width)
+        if not numbers.startswith(","):
+            self.is_open = True
+            if _BACKSLASH in line or _COMMA in line:
+                texts = [it.replace(_COMMA, ",").replace(_BACKSLASH, "\\") for it in texts]
+            self.add_process(name, _filled(texts, fill), numbers)
+            return ""
+        if not self.is_open:
+            return "a thread without its process"
+        self.is_open = self.add_thread(numbers)
+        return "" if self.is_open else "too many threads of one process"
+
     def add_process(self, name: str, texts: list[str], numbers: str) -> None:
-        self.first.append(self.count)
+        self.first.append(self.count - self.sealed)
         self.texts.append(texts)
         self.numbers.append(numbers)
         self.where.append(name)
@@ -218,7 +260,7 @@ class _Rows:
 
     def add_thread(self, numbers: str) -> bool:
         """Return False if the process, which is in one chunk, has too many."""
-        if self.count - self.first[-1] >= _MOST_THREADS or self.letters >= 4 * _CHUNK_LETTERS:
+        if self.count - self.sealed - self.first[-1] >= _MOST_THREADS or self.letters >= 4 * _CHUNK_LETTERS:
             return False
         cells = numbers.split(",")
         self.threads.append(",".join([cells[at] for at in self.layout.of_threads]))
@@ -226,19 +268,68 @@ class _Rows:
         self.letters += len(numbers)
         return True
 
-    def chunk(self) -> Chunk:
+    def add_lines(self, lines: _Lines, fill: list[tuple[int, str]]) -> None:
+        """Add the processes that come next, as far as the C library can read them."""
+        import numpy
+
+        layout, most = self.layout, max(_CHUNK_ROWS - self.count, 0)
+        until = lines.at + max(_CHUNK_LETTERS - self.letters, 0)
+        end, texts, *found = counter_file.native.parse_rows(lines.data, lines.at, until, layout.kinds, most)
+        own, further, first = (numpy.frombuffer(it or b"", dtype=numpy.int64) for it in found)
+        if len(first):
+            self.seal()
+            for place, text in fill:
+                texts[place] = [cell or text for cell in texts[place]]
+            further = further.reshape(-1, len(layout.of_threads))
+            self._add(_Block(texts, own.reshape(-1, len(layout.numbers)), further, first))
+            self.count = self.sealed
+            self.letters += end - lines.at
+            lines.number += len(first) + len(further)
+            lines.at = end
+
+    def _add(self, block: _Block) -> None:
+        self.blocks.append(block._replace(first=block.first + self.sealed))
+        self.sealed += len(block.first) + len(block.further)
+
+    def seal(self) -> None:
+        """Make a block of the rows that were added one by one."""
+        if not self.first:
+            return
+        try:
+            self._add(self._block())
+        except ValueError:
+            self._leave_out_broken()
+            if self.first:
+                self._add(self._block())
+        self.texts, self.numbers, self.threads, self.first, self.where = [], [], [], [], []
+        self.count = self.sealed
+
+    def _block(self) -> _Block:
         """Raises ValueError if a cell is no number of 64 bits."""
         import numpy
 
-        layout, starts = self.layout, numpy.array(self.first, dtype=numpy.int64)
-        own = _matrix(self.numbers, len(layout.numbers))
-        further = _matrix(self.threads, len(layout.of_threads))
+        return _Block(
+            list(map(list, zip(*self.texts))),
+            _matrix(self.numbers, len(self.layout.numbers)),
+            _matrix(self.threads, len(self.layout.of_threads)),
+            numpy.array(self.first, dtype=numpy.int64),
+        )
+
+    def chunk(self) -> Chunk | None:
+        import numpy
+
+        self.seal()
+        if not self.count:
+            return None
+        layout, starts = self.layout, numpy.concatenate([it.first for it in self.blocks])
+        own = numpy.concatenate([it.own for it in self.blocks])
+        further = numpy.concatenate([it.further for it in self.blocks])
         is_further = numpy.ones(self.count, dtype=bool)
         is_further[starts] = False
 
         def of_threads(place: int) -> Numbers:
             at = layout.of_threads[place]
-            if not self.threads:
+            if not len(further):
                 return numpy.ascontiguousarray(own[:, at])
             found = numpy.empty(self.count, dtype=numpy.int64)
             found[starts], found[is_further] = own[:, at], further[:, place]
@@ -246,8 +337,9 @@ class _Rows:
 
         columns = dict(zip(layout.numbers, own.T))
         per_thread = {layout.numbers[at]: of_threads(place) for place, at in enumerate(layout.of_threads)}
+        texts = (list(chain.from_iterable(parts)) for parts in zip(*(it.texts for it in self.blocks)))
         return Chunk(
-            {name: list(cells) for name, cells in zip(layout.texts, zip(*self.texts))},
+            dict(zip(layout.texts, texts)),
             {name: numpy.ascontiguousarray(columns[name]) for name in NUMBERS if name in columns},
             starts,
             numpy.diff(starts, append=self.count),
@@ -256,23 +348,25 @@ class _Rows:
             {name: values for name, values in per_thread.items() if name in _PER_THREAD},
         )
 
-    def without_broken(self, broken: Broken) -> _Rows:
-        """Return the processes all of whose numbers are numbers, as are those of their threads."""
-        sound, threads = _Rows(self.layout), iter(self.threads)
-        for number, begin in enumerate(self.first):
-            following = self.first[number + 1] if number + 1 < len(self.first) else self.count
-            own, mine = self.numbers[number], [next(threads) for _ in range(begin + 1, following)]
+    def _leave_out_broken(self) -> None:
+        """Keep the processes all of whose numbers are numbers, as are those of their threads."""
+        texts, numbers, threads, ends = self.texts, self.numbers, iter(self.threads), [*self.first[1:]]
+        ends.append(self.count - self.sealed)
+        self.texts, self.numbers, self.threads, kept = [], [], [], []
+        for number, (begin, end) in enumerate(zip(self.first, ends)):
+            own, mine = numbers[number], [next(threads) for _ in range(begin + 1, end)]
             wrong = next(
                 (it for cells in (own, *mine) for it in cells.split(",") if not _is_number(it)), None
             )
             if wrong is None:
-                sound.add_process(self.where[number], self.texts[number], own)
-                sound.threads += mine
-                sound.count += len(mine)
+                kept.append(len(self.numbers) + len(self.threads))
+                self.texts.append(texts[number])
+                self.numbers.append(own)
+                self.threads += mine
             else:
                 pid = own.split(",")[self.layout.numbers.index("pid")]
-                broken(self.where[number], f"process {pid:.20}: {wrong!r:.40} is not a number")
-        return sound
+                self.broken(self.where[number], f"process {pid:.20}: {wrong!r:.40} is not a number")
+        self.first = kept
 
 
 def _matrix(rows: list[str], width: int) -> Numbers:
@@ -291,46 +385,32 @@ class _Groups:
         self._rows: _Rows | None = None
 
     def flush(self) -> Iterator[Chunk]:
-        rows = self._rows
-        if rows is None or not rows.count:
-            return
-        self._rows = _Rows(rows.layout)
-        try:
-            yield rows.chunk()
-        except ValueError:
-            sound = rows.without_broken(self.broken)
-            if sound.count:
-                yield sound.chunk()
+        if self._rows is not None:
+            chunk = self._rows.chunk()
+            self._rows = _Rows(self._rows.layout, self.broken)
+            if chunk is not None:
+                yield chunk
 
     def take_csv(
-        self, name: str, host: str, names: tuple[str, ...], lines: Iterator[str], tags: str
+        self, name: str, host: str, names: tuple[str, ...], lines: _Lines, tags: str
     ) -> Iterator[Chunk]:
         if names != self._names or self._rows is None:
             yield from self.flush()
-            self._names, self._rows = names, _Rows(_Layout(names))
-        rows = self._rows
-        layout, complete = rows.layout, False
+            self._names, self._rows = names, _Rows(_Layout(names), self.broken)
+        rows, following = self._rows, _unescaped(lines)
+        rows.is_open, layout = False, rows.layout
         fill = layout.places({"hostname": host, "tags": tags})
-        for number, line in _unescaped(lines):
-            *texts, numbers = layout.split(line)
-            if not layout.is_whole([*texts, numbers]):
-                if line and not line.startswith("#") and line != ",".join(names):
-                    complete = False  # threads that follow have lost their process
-                    cells = line.count(",") + 1
-                    self.broken(f"{name}:{number}", _wrong_width(cells, layout.width))
-            elif not numbers.startswith(","):
-                complete = True
-                if rows.is_full:
+        is_native = layout.kinds and hasattr(counter_file.native, "parse_rows")
+        while lines.fill():
+            if is_native:
+                rows.add_lines(lines, fill)
+            for line in islice(following, 1):
+                cells = layout.split(line)
+                if rows.is_full and layout.is_process(cells):
                     yield from self.flush()
                     rows = self._rows
-                if _BACKSLASH in line or _COMMA in line:
-                    texts = [it.replace(_COMMA, ",").replace(_BACKSLASH, "\\") for it in texts]
-                rows.add_process(name, _filled(texts, fill), numbers)
-            elif not complete:
-                self.broken(f"{name}:{number}", "a thread without its process")
-            elif not rows.add_thread(numbers):
-                complete = False
-                self.broken(f"{name}:{number}", "too many threads of one process")
+                if problem := rows.add_line(name, line, cells, fill):
+                    self.broken(f"{name}:{lines.number}", problem)
 
     def take_tsv(
         self, name: str, head: tuple[tuple[str, ...], tuple[str, ...]], lines: Iterator[str]
@@ -369,13 +449,13 @@ class _Groups:
             yield "\n".join(parts)
 
 
-def _unescaped(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines after the header, with signs in place of escaped characters.
+def _unescaped(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines with signs in place of escaped characters.
 
     A line that ends in a backslash goes on in the next one.
     """
     before = ""
-    for number, raw in enumerate(lines, 2):
+    for raw in lines:
         line = raw
         if "\\" in raw:
             line = raw.replace("\\\\", _BACKSLASH).replace("\\,", _COMMA)
@@ -383,10 +463,10 @@ def _unescaped(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
                 before += line[:-1] + "\n"
                 continue
             line = _ESCAPED.sub(r"\1", line) if "\\" in line else line
-        yield number, before + line if before else line
+        yield before + line if before else line
         before = ""
     if before:
-        yield number, before
+        yield before
 
 
 def _filled(texts: list[str], fill: list[tuple[int, str]]) -> list[str]:
@@ -407,6 +487,10 @@ def _numbers(cells: Sequence[str], count: int = 0) -> Numbers:
     count = count or len(cells)
     if text.count(",") + 1 != count:
         raise ValueError("other numbers than columns")
+    plain = f",{text.replace(' ', '')},"
+    # NumPy takes a sign or a blank for 0, and a sign that is not beside its number.
+    if text.encode().translate(None, _OF_NUMBERS) or "-," in plain or ",," in plain or "- " in text:
+        raise ValueError("not a number")
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)  # what NumPy says of text that is no number
         try:
@@ -415,7 +499,7 @@ def _numbers(cells: Sequence[str], count: int = 0) -> Numbers:
             raise ValueError("not a number") from None
     most = numpy.iinfo(numpy.int64)
     if (
-        len(found) != count or int(found.max()) == most.max or int(found.min()) == most.min
+        len(found) != count or int(found.max()) == most.max or int(found.min()) <= -most.max
     ):  # too large for 64 bits
         raise ValueError("not a number of 64 bits")
     return found
@@ -478,7 +562,7 @@ def _what_is_wrong(
     if not 1 <= int(cells["numtids"]) <= _MOST_THREADS or len(values) != int(cells["numtids"]) * len(metrics):
         broken(name, f"{len(values)} values of {cells['numtids']} threads with {len(metrics)} metrics each")
         return True
-    if not all(_is_number(value.strip()) for value in values):
+    if not all(map(_is_number, values)):
         broken(name, "a metric is not a number")
         return True
     return False

@@ -55,7 +55,7 @@ SORTS = {
     "start": "start", "duration": "duration_seconds", "cpu": "cpu_seconds", "memory": "memory_peak_bytes",
     "user": "user", "name": "name",
 }  # fmt: skip
-_AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])")
+_AGO = r"([0-9]{1,9}(?:\.[0-9]*)?)([smhdw])"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -134,7 +134,7 @@ def name_nodes(names: Iterable[str]) -> str:
 
 def is_age(text: str) -> bool:
     """Whether a text says how long ago something was: 90d."""
-    return _AGO.fullmatch(text) is not None
+    return re.fullmatch(_AGO, text) is not None
 
 
 def parse_time(text: str | float | None) -> float | None:
@@ -143,7 +143,7 @@ def parse_time(text: str | float | None) -> float | None:
         return text
     if not isinstance(text, str):
         raise UsageError(f"{text!r:.60} is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d")
-    ago = _AGO.fullmatch(text)
+    ago = re.fullmatch(_AGO, text)
     if ago:
         return time.time() - float(ago[1]) * _UNITS[ago[2]]
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):

@@ -5,22 +5,26 @@ are counted beforehand. Else the index of the order is followed, and each row is
 full. Conditions on user, account, partition, state and cluster, and the scope, are one condition on the kind
 of a job: there are few kinds, and each index of an order contains them. So conditions that hold for many jobs
 each and for none together are counted together, and rows that do not match are not read.
+
+For thousands of rows, to read them all costs more than to follow the order a little: this is tried first, as
+far as twice the entries in which the page should be. If it is not full then, the rows are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from joblens.core.errors import UsageError
 from joblens.store.catalog.cursor import Cursor, is_upwards, parse_cursor
-from joblens.store.catalog.dialect import SQLITE, Dialect
+from joblens.store.catalog.dialect import SELECT, SQLITE, Dialect
 from joblens.store.catalog.listing import KIND, SORTS, JobFilter
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.lake.columns import storable
 
-Count = Callable[[str, Sequence[Any]], int]
-_FEW = 50_000  # rows that are found by an index and sorted in less than 100 ms
+Ask = Callable[[str, Sequence[Any]], Any]  # for the first value of the first row, None if there is no row
+_FEW = 50_000  # rows that are found by an index and sorted in some 200 ms
+_MANY_ENTRIES = 10  # of an index are read in the time of finding and sorting one row
 _MOST = 1 << 31  # of a limit; SQLite has 63 bits
 _NEVER_UNKNOWN = frozenset(("start", "user", "name"))
 _LEAST = {"user": "''", "name": "''"}  # of others 0: times and amounts are not negative
@@ -35,10 +39,10 @@ class Term(NamedTuple):
     values: list[Any]
     indexed: bool = False  # whether `check` itself uses an index
     order: str = ""  # `start`, or the column that has one value: that index is in order of start
+    of_kind: bool = False  # whether each index of an order contains what is checked
 
-    @property
-    def find(self) -> str:
-        return self.check if self.indexed else f"number IN ({self.rows})"
+    def find(self, dialect: Dialect) -> str:
+        return self.check if self.indexed else dialect.one_of.format("number", self.rows)
 
     def is_sorted(self, sort: str) -> bool:
         """Whether the index is in this order."""
@@ -49,7 +53,7 @@ class Query(NamedTuple):
     condition: str
     values: list[Any]
     order: str
-    sorted_by_index: bool = True  # else the rows that are found are to be sorted
+    form: str = SELECT
 
 
 class _Condition(NamedTuple):
@@ -57,11 +61,14 @@ class _Condition(NamedTuple):
 
     text: str
     values: list[Any]
+    sorts: bool = True  # whether it is on the known values of the order
 
 
-def make_terms(wanted: JobFilter, scope: Scope = ALL, dialect: Dialect = SQLITE) -> list[Term]:
+def make_terms(
+    wanted: JobFilter, scope: Scope = ALL, dialect: Dialect = SQLITE, ask: Ask | None = None
+) -> list[Term]:
     """Return the conditions of a filter; those that usually hold for the fewest jobs come first."""
-    times, kinds = _times(wanted), _kinds(wanted, scope, dialect)
+    times, kinds = _times(wanted), _kinds(wanted, scope, dialect, ask)
     found = [_named("tags", *pair) for pair in wanted.tags]
     found += [_named("annotations", *pair) for pair in wanted.annotations]
     if wanted.array is not None:
@@ -73,13 +80,13 @@ def make_terms(wanted: JobFilter, scope: Scope = ALL, dialect: Dialect = SQLITE)
         found.append(_indexed([code, times], "exit_code"))
     user = _single_user(wanted, scope)
     if user is not None:
-        found.append(_indexed([_Condition('"user" = ?', [user]), times], "user"))
+        found.append(_indexed([_Condition('"user" = ?', [user]), times], "user", of_kind=True))
     if wanted.name is not None:
         found.append(_name_term(storable(wanted.name), kinds, times, dialect))
     if kinds.text:
-        found.append(_indexed([kinds, times]))
+        found.append(_indexed([kinds, times], of_kind=True))
     elif times.text:
-        found.append(_indexed([times], "start"))
+        found.append(_indexed([times], "start", of_kind=True))
     return found
 
 
@@ -96,7 +103,7 @@ def _times(wanted: JobFilter) -> _Condition:
     return _Condition(" AND ".join(text for text, _ in found), [value for _, value in found])
 
 
-def _kinds(wanted: JobFilter, scope: Scope, dialect: Dialect) -> _Condition:
+def _kinds(wanted: JobFilter, scope: Scope, dialect: Dialect, ask: Ask | None = None) -> _Condition:
     equal = {name: getattr(wanted, name) for name in KIND}
     conditions = [f'"{name}" = ?' for name, value in equal.items() if value is not None]
     values = [storable(value) for value in equal.values() if value is not None]
@@ -106,20 +113,23 @@ def _kinds(wanted: JobFilter, scope: Scope, dialect: Dialect) -> _Condition:
         values += names
     if not conditions:
         return _Condition("", [])
-    numbers = f"SELECT number FROM kinds WHERE {' AND '.join(conditions)}"
-    return _Condition(dialect.one_of.format("kind", numbers), values)
+    condition = " AND ".join(conditions)
+    if ask is not None and dialect.all_kinds:
+        numbers = ask(dialect.all_kinds.format(condition=condition), values)
+        return _Condition(dialect.is_kind, [numbers or "{}"])
+    return _Condition(dialect.one_of.format("kind", f"SELECT number FROM kinds WHERE {condition}"), values)
 
 
 def _union(conditions: Iterable[str]) -> str:
     return " UNION ALL ".join(f"SELECT number FROM jobs WHERE {it}" for it in conditions)
 
 
-def _indexed(parts: Iterable[_Condition], order: str = "") -> Term:
+def _indexed(parts: Iterable[_Condition], order: str = "", *, of_kind: bool = False) -> Term:
     """A condition that begins with the column of an index."""
     known = [part for part in parts if part.text]
     text = " AND ".join(part.text for part in known)
     values = [value for part in known for value in part.values]
-    return Term(_union([text]), text, values, indexed=True, order=order)
+    return Term(_union([text]), text, values, indexed=True, order=order, of_kind=of_kind)
 
 
 def _named(table: str, name: str, value: str) -> Term:
@@ -173,57 +183,106 @@ def indexes(wanted: JobFilter, scope: Scope) -> set[str]:
     return needed | ({"kind"} if _kinds(wanted, scope, SQLITE).text else set())
 
 
-def plan(wanted: JobFilter, terms: Sequence[Term], count: Count, dialect: Dialect = SQLITE) -> list[Query]:
-    """Return queries whose rows, one after the other, are the page. Raises UsageError."""
+def plan(
+    wanted: JobFilter, terms: Sequence[Term], ask: Ask, dialect: Dialect = SQLITE
+) -> Iterator[list[Query]]:
+    """Yield queries whose rows, one after the other, are the page if it is full. The last are in any case.
+
+    Raises UsageError.
+    """
     if wanted.sort not in SORTS:
         raise UsageError(f"jobs can be sorted by {', '.join(SORTS)}, and not by {wanted.sort!r}")
-    cursor = parse_cursor(wanted)
-    best = _choose(terms, count, wanted.sort)
-    found = "" if best is None else best.find
-    conditions = [found, *(f"{dialect.plus}({it.check})" for it in terms if it is not best)]
-    values = [
-        *(best.values if best else ()),
-        *(it for term in terms if term is not best for it in term.values),
-    ]
-    parts = _parts(wanted, cursor)
+    parts = _parts(wanted, parse_cursor(wanted))
+    best, number = _choose(terms, ask, wanted.sort)
     if best is None or best.is_sorted(wanted.sort):
-        return [_query(wanted, [*conditions, part], [*values, *more], "") for part, more in parts]
-    either = " OR ".join(f"({part or 'TRUE'})" for part, _ in parts)
-    rest = [value for _, more in parts for value in more]
-    found_rows = _query(
-        wanted, [*conditions, f"{dialect.plus}({either})"], [*values, *rest], dialect.plus, " NULLS LAST"
-    )
-    return [found_rows._replace(sorted_by_index=False)]
+        yield _follow(wanted, terms, best, parts, dialect)
+        return
+    ahead = _ahead(wanted, terms, number, ask, parts, dialect)
+    if ahead:
+        yield _follow(wanted, terms, None, ahead, dialect)
+    checks, values = _conditions(terms, best, dialect)
+    either = " OR ".join(f"({part.text or 'TRUE'})" for part in parts)
+    values += [value for part in parts for value in part.values]
+    found_rows = _query(wanted, [*checks, f"{dialect.plus}({either})"], values, dialect.plus, " NULLS LAST")
+    yield [found_rows._replace(form=dialect.find_then_sort)]
 
 
-def _choose(terms: Sequence[Term], count: Count, sort: str) -> Term | None:
-    """Return the condition to find rows by; None if each holds for very many."""
+def _conditions(terms: Sequence[Term], best: Term | None, dialect: Dialect) -> tuple[list[str], list[Any]]:
+    """Return them with their values: rows are found by the best, if any, and checked by the others."""
+    others = [term for term in terms if term is not best and term.order != "user"]  # a kind has one user
+    texts = ["" if best is None else best.find(dialect), *(f"{dialect.plus}({it.check})" for it in others)]
+    return texts, [value for term in ([best] if best else []) + others for value in term.values]
+
+
+def _follow(
+    wanted: JobFilter, terms: Sequence[Term], best: Term | None, parts: Iterable[_Condition], dialect: Dialect
+) -> list[Query]:
+    checks, values = _conditions(terms, best, dialect)
+    queries = [_query(wanted, [*checks, part.text], [*values, *part.values], "") for part in parts]
+    in_index = wanted.limit > 0 and all(term.of_kind for term in terms)
+    return [it._replace(form=dialect.in_order if in_index else SELECT) for it in queries]
+
+
+def _choose(terms: Sequence[Term], ask: Ask, sort: str) -> tuple[Term | None, int]:
+    """Return the condition to find rows by, and how many it finds; None if each holds for very many."""
     fewest, best = _FEW, None
     for term in terms:
-        number = count(f"SELECT count(*) FROM ({term.rows} LIMIT {fewest}) AS found", term.values)
+        number = ask(f"SELECT count(*) FROM ({term.rows} LIMIT {fewest}) AS found", term.values)
         if number < fewest:
             fewest, best = max(number, 1), term
-    return best or next((term for term in terms if term.is_sorted(sort)), None)
+    return best or next((term for term in terms if term.is_sorted(sort)), None), fewest
 
 
-def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[tuple[str, list[Any]]]:
+def _ahead(
+    wanted: JobFilter,
+    terms: Sequence[Term],
+    number: int,
+    ask: Ask,
+    parts: Sequence[_Condition],
+    dialect: Dialect,
+) -> list[_Condition]:
+    """Return the parts of the order in which the page should be, if these are read faster than the rows."""
+    if wanted.limit <= 0 or not all(term.of_kind for term in terms):
+        return []
+    entries = 2 * wanted.limit * int(ask(dialect.count_jobs, []) or 0) // number
+    if entries > _MANY_ENTRIES * number:
+        return []
+    column, upwards = f'"{SORTS[wanted.sort]}"', is_upwards(wanted)
+    known = [part for part in parts if part.sorts]
+    if not known:
+        return []
+    *before, last = known
+    way = "ASC" if upwards else "DESC"
+    query = f"SELECT {column} FROM jobs WHERE {last.text} ORDER BY {column} {way} LIMIT 1 OFFSET {entries}"
+    end = ask(query, last.values)
+    if end is None:
+        return []
+    within = _Condition(f"{column} {'<=' if upwards else '>='} ?", [end])
+    if upwards or before:  # else it is the bound itself: of two SQLite would use any
+        within = _Condition(f"{last.text} AND {within.text}", [*last.values, end])
+    return [*before, within]
+
+
+def _parts(wanted: JobFilter, cursor: Cursor | None) -> list[_Condition]:
     """Return conditions that cut the order into parts, so that an index can be followed in each of them."""
     column, after = f'"{SORTS[wanted.sort]}"', ">" if wanted.reverse else "<"
-    unknown: list[tuple[str, list[Any]]] = []
+    unknown: list[_Condition] = []
     if wanted.sort not in _NEVER_UNKNOWN:
-        unknown = [(f"{column} IS NULL", [])]
+        unknown = [_Condition(f"{column} IS NULL", [], sorts=False)]
     if cursor is None:
         # All that are known: with a limit of a few rows SQLite would sort the whole table, but for a range.
-        return [(f"{column} >= {_LEAST.get(wanted.sort, '0')}", []), *unknown]
+        return [_Condition(f"{column} >= {_LEAST.get(wanted.sort, '0')}", []), *unknown]
     tie = "(start, id, cluster)" if wanted.sort != "start" else "(id, cluster)"
     places = (
         [cursor.start, cursor.id, cursor.cluster] if wanted.sort != "start" else [cursor.id, cursor.cluster]
     )
     rest = f"{tie} {after} ({', '.join('?' * len(places))})"
     if cursor.value is None:
-        return [(f"{condition} AND {rest}", places) for condition, _ in unknown] or [("FALSE", [])]
+        last = [_Condition(f"{it.text} AND {rest}", places, sorts=False) for it in unknown]
+        return last or [_Condition("FALSE", [], sorts=False)]
     beyond = f"{column} {'>' if is_upwards(wanted) else '<'} ?"
-    return [(f"{column} = ? AND {rest}", [cursor.value, *places]), (beyond, [cursor.value]), *unknown]
+    equal = _Condition(f"{column} = ? AND {rest}", [cursor.value, *places])
+    return [equal, _Condition(beyond, [cursor.value]), *unknown]
 
 
 def _query(

@@ -50,7 +50,6 @@ _NEAR = 180.0  # seconds between two runs, whose late and early samples can be m
 _DIGITS = "0123456789"
 _IDENTITY = "cluster, id, start"
 IS_IDENTITY = f"({_IDENTITY}) = (?, ?, ?)"
-_SORTED = "SELECT {columns} FROM jobs WHERE {condition} {order}"
 _AT_ONCE = 1000  # identities in one query
 
 
@@ -111,18 +110,22 @@ class JobCatalog(ABC):
         return {str(row[0]) for row in self._page("shown_id", wanted, scope)}
 
     def _page(self, columns: str, wanted: JobFilter, scope: Scope, more: Sequence[Term] = ()) -> list[Any]:
-        def count(query: str, values: Sequence[Any]) -> int:
-            return int(self._ask(query, values)[0][0])
+        def ask(query: str, values: Sequence[Any]) -> Any:
+            rows = self._ask(query, values)
+            return rows[0][0] if rows else None
 
         found: list[Any] = []
-        terms = [*more, *make_terms(wanted, scope, self.dialect)]
-        for query in plan(wanted, terms, count, self.dialect):
-            form = _SORTED if query.sorted_by_index else self.dialect.find_then_sort
-            condition = query.condition or "TRUE"
-            text = form.format(columns=columns, listed=LISTED, condition=condition, order=query.order)
-            found += self._ask(text, query.values)
-            if 0 < wanted.limit <= len(found):
-                return found[: wanted.limit]
+        terms = [*more, *make_terms(wanted, scope, self.dialect, ask)]
+        for queries in plan(wanted, terms, ask, self.dialect):
+            found = []
+            for query in queries:
+                condition = query.condition or "TRUE"
+                text = query.form.format(
+                    columns=columns, listed=LISTED, condition=condition, order=query.order
+                )
+                found += self._ask(text, query.values)
+                if 0 < wanted.limit <= len(found):
+                    return found[: wanted.limit]
         return found
 
     def count(self, scope: Scope = ALL) -> int:

@@ -147,7 +147,7 @@ def _merge(lake: Lake, folder: Path, chosen: Mapping[Path, int]) -> int:
 
     Return how many files were replaced: none if another compactor has merged some of them meanwhile.
     """
-    import duckdb
+    from joblens.store.lake.engine import duckdb
 
     began = now_at(str(lake.path))
     listing, files = list_folder(folder), list(chosen)

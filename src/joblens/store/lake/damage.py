@@ -34,7 +34,7 @@ _MOST_NAMED = 1000  # files of a damaged file that was made of many
 
 def set_aside(lake: Lake, path: Path, why: str) -> None:
     """Adds to `lake.problems`. Raises OutsideError if nothing can be written."""
-    import duckdb
+    from joblens.store.lake.engine import duckdb
 
     set_name, date = path.parent.parent.name.removeprefix("set="), path.parent.name.removeprefix("date=")
     home = lake.path.parent

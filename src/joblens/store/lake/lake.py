@@ -25,7 +25,7 @@ from joblens.store.lake.folder import HUB, Extent, JobFile, job_file, list_folde
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
-    import duckdb
+    from joblens.store.lake.engine import duckdb
 
 # USE_TMP_FILE: the name to write to is not the final one already. DICTIONARY_SIZE_LIMIT: values that differ
 # little from row to row are smaller as differences than as numbers into a dictionary (bench/README.md).
@@ -57,7 +57,7 @@ Answer = TypeVar("Answer")
 
 def connect(spill: str, memory: str) -> duckdb.DuckDBPyConnection:
     """One thread and little memory: a login node is not ours to fill, and the files are small."""
-    import duckdb
+    from joblens.store.lake.engine import duckdb
 
     connection = duckdb.connect()
     connection.execute("SET threads = 1; SET TimeZone = 'UTC'")
@@ -175,7 +175,7 @@ class Lake:
         `texts`: the distinct cells of columns that parts give as places only, see `select_text`. With many
         rows this takes a fifth of the time that text does, and less memory.
         """
-        import duckdb
+        from joblens.store.lake.engine import duckdb
 
         if not parts:
             return
@@ -348,7 +348,7 @@ class Lake:
         files = self._without_damaged(files)
         if not files:
             return otherwise
-        import duckdb
+        from joblens.store.lake.engine import duckdb
 
         for _ in range(_ATTEMPTS):
             try:
@@ -422,7 +422,7 @@ class Lake:
         return found
 
     def _fails(self, path: Path, alone: Callable[[list[Path]], Any]) -> str:
-        import duckdb
+        from joblens.store.lake.engine import duckdb
 
         try:
             alone([path])
@@ -452,7 +452,7 @@ class Lake:
         return Extent(self.count_values([path])[path], first or 0, last or 0)
 
     def _reason(self, error: BaseException) -> str:
-        import duckdb
+        from joblens.store.lake.engine import duckdb
 
         if isinstance(error, (duckdb.InternalException, duckdb.FatalException)):
             self._connection = None  # it is of no use after these

@@ -106,7 +106,7 @@ def _remove_from(lake: Lake, folder: Path, names: set[str]) -> None:
 
 def _remove_rows(lake: Lake, path: Path, names: set[str]) -> bool:
     """Return False if another has replaced the file meanwhile. `names`: of the jobs' own files."""
-    import duckdb
+    from joblens.store.lake.engine import duckdb
 
     named = job_file(path.name)
     is_of_job = named is not None and not named.job.startswith(HUB)

@@ -55,7 +55,7 @@ class Importer:
     def _save_day(
         self, path: Path, set_name: str, date: str, times: numpy.ndarray[Any, Any], columns: list[Stored]
     ) -> int:
-        import duckdb
+        from joblens.store.lake.engine import duckdb
 
         connection = self.lake.connection
         selected = ["make_timestamp_ns(time) AS time"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ _UPDATED = ", ".join(f"{it} = excluded.{it}" for it in _COLUMNS.split(", "))
 _KINDS = ", ".join(f'"{name}"' for name in KIND)
 _NODE, _NODES = map(COLUMNS.index, ("node", "nodes"))
 _kind_of = itemgetter(*map(COLUMNS.index, KIND))
+_ODD = re.compile(rb"[\x80-\xff]|[eE][+-]?[0-9]{4}")  # may be no UTF-8, or a number that the server refuses
 _LINKED = ("tags", "annotations", "job_nodes")
 _TABLE = (
     "CREATE TEMPORARY TABLE IF NOT EXISTS incoming ON COMMIT DELETE ROWS AS "
@@ -121,9 +123,10 @@ def _copy(connection: Connection, table: str, rows: Iterable[tuple[Any, ...]]) -
 
 
 def make_rows(record: JobRecord, now: int) -> Rows:
-    plain = record.to_dict()
     written = record.written or now
-    data = render_json({**plain, "written": written})
+    data = record.find_unchanged() if record.written else None
+    if data is None or _ODD.search(data):
+        data = render_json({**record.to_dict(), "written": written})
     if b"\\u0000" in data or b"\\ud" in data.lower():
         data = render_json(_as_texts(parse_json(data)))
     head = make_head(0, record)
