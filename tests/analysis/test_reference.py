@@ -66,6 +66,19 @@ def test_ranked_by_the_difference() -> None:
     assert judge(record(141.0), (), own, reference, 0.0).causes == []
 
 
+@pytest.mark.parametrize(("user", "named"), [("alice", ["cc1", "ld"]), ("tushar", ["ld"])])
+def test_names_of_other_users(user: str, named: list[str]) -> None:
+    """A stored judgement names what its job does not have if all reference jobs are of the same user."""
+    groups = [[GroupUse((name,), 1, 0.0, 100.0) for name in ("cc1", "ld")] for _ in range(3)]
+    reference, own = model([record(200.0)] * 3, groups), [GroupUse(("ld",), 1, 0.0, 900.0)]
+    reference.jobs = [ReferenceJob("fox", "1", 0.0, name) for name in ("alice", "alice", user)]
+    stored, shown = (
+        {it.group for it in judge(record(900.0), (), own, reference, 0.0, is_stored=it).causes}
+        for it in (True, False)
+    )
+    assert (sorted(stored), sorted(shown)) == (named, ["cc1", "ld"])
+
+
 def test_a_metric_that_is_not_known() -> None:
     """It is not compared, in the reference or in the job."""
     reference = model([record(1.0), record(None), record(1.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import json
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from importers.epmt_files import START, build_processes, job_files, metadata, process, write_tar
-from joblens.analysis.comparison import Compared, Comparison
+from joblens.analysis.comparison import Compared, Comparison, by_cpu
 from joblens.analysis.outliers import Outlier
 from joblens.api.comparing import _contributions, compare_jobs, find_unusual, name_jobs
 from joblens.api.source import JobSource
@@ -24,6 +25,7 @@ from joblens.jobs.epmt_archives import import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Job, JobRecord
 from joblens.reports.figures import render_ratio
+from joblens.reports.width import display_width
 from joblens.store.end_groups import group_processes, group_threads
 from joblens.store.home import Home, find_home, make_home
 from store.made import end_job
@@ -56,8 +58,13 @@ def test_the_unusual_job_is_explained(home: Home) -> None:
         assert {it.outlier.group for it in operations} == {("op:build",)}
         commands = find_unusual(store, records, "processes").found
         assert {it.outlier.group for it in commands} == {("cc1 a.c",), ("cc1 b.c",)}
-        with pytest.raises(UsageError, match="3 to 1000 jobs, and not 2"):
-            find_unusual(store, records[:2])
+        for method, least in (("modified-z", 4), ("iqr", 4), ("mahalanobis", 4)):
+            with pytest.raises(
+                UsageError, match=f"{method} needs {least} jobs, and here are 3; joblens comp"
+            ):
+                find_unusual(store, records[:3], method=method)
+        with pytest.raises(UsageError, match="z needs 11 jobs, and here are 4; modified-z needs fewer"):
+            find_unusual(store, records, method="z")
 
 
 def test_comparison(home: Home) -> None:
@@ -68,8 +75,13 @@ def test_comparison(home: Home) -> None:
         cpu = next(it for it in found.totals if it.what == ("cpu_seconds",))
         assert (cpu.values, cpu.interval) == ([170.0, 291.0], None)
         assert cpu.ratio == pytest.approx(291 / 170)
-        assert found.first_change == ("op:build",)
-        assert [it.what for it in found.programs] == [("cc1",), ("ld",)]
+        assert found.first_change is not None
+        assert (found.first_change.kind, found.first_change.what) == ("operation", ("op:build",))
+        assert [it.what for it in by_cpu(found.programs)] == [("cc1",), ("ld",)]
+        assert {it.metric: it.values for it in found.programs if it.what == ("cc1",)} == {
+            "cpu_seconds": [150.0, 270.0], "elapsed_seconds": pytest.approx([4.0, 4.0]), "processes": [2, 2],
+        }  # fmt: skip
+        assert [it.metric for it in found.timelines] == ["cores", "processes"]
         runs = compare_jobs(store, [first, second, unusual, last], first=2)
         cpu = next(it for it in runs.totals if it.what == ("cpu_seconds",))
         assert cpu.ratio == pytest.approx((291 + 173) / (170 + 171.5))
@@ -106,11 +118,15 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert (found["method"], found["threshold"]) == ("modified-z", 3.5)
     assert {(it["job"], *it["group"]) for it in found["outliers"]} == {("run3", "op:build")}
-    assert main(["outliers", "--tag", "exp:a", "--method", "z"]) == 0
-    assert "z is at most 1.5 among 4 jobs" in capsys.readouterr().err
     assert main(["compare", "run1", "run3"]) == 0
     out = capsys.readouterr().out
-    assert "The first operation that changed: op:build" in out
+    assert "What changed first: operation op:build, CPU time 1.8 ×, 1.00 s after the start" in out
+    assert main(["outliers", "--tag", "exp:a", "--csv"]) == 0
+    head, row = csv.reader(capsys.readouterr().out.splitlines())
+    assert dict(zip(head, row)) == {
+        "job": "run3", "group": "", "metric": "cpu_seconds", "value": "291.0", "usual": "171.5",
+        "ratio": str(291 / 171.5), "score": row[6], "operations": "op:build", "programs": "cc1",
+    }  # fmt: skip
     assert main(["compare", "run1", "run2", "--with", "run3", "run4", "--json"]) == 0
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert [it["job"] for it in jobs] == ["run1", "run2", "run3", "run4"]
@@ -133,14 +149,16 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no job 'nothing'" in capsys.readouterr().err
 
 
-def test_no_outlier(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sentence counts jobs, whatever part of them is compared; quartiles of three jobs find none."""
-    assert main(["outliers", "run1", "run2", "run4"]) == 0
-    assert capsys.readouterr().err == "joblens: none of 3 jobs is unlike the others\n"
-    assert main(["outliers", "run1", "run2", "run4", "--of", "operations"]) == 0
-    assert capsys.readouterr().err == "joblens: none of the operations of 3 jobs is unlike the others\n"
-    assert main(["outliers", "run1", "run2", "run3", "--method", "iqr"]) == 0
-    assert "iqr is at most 1.0 among 3 jobs, so it finds none" in capsys.readouterr().err
+def test_no_outlier(home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The sentence counts jobs, whatever part of them is compared."""
+    made = job_files(build_processes(103, 20), metadata("run5"))
+    import_epmt(home, [write_tar(tmp_path / "5.tgz", made)])
+    assert main(["outliers", "run1", "run2", "run4", "run5"]) == 0
+    assert capsys.readouterr().err == "joblens: none of 4 jobs is unlike the others\n"
+    assert main(["outliers", "run1", "run2", "run4", "run5", "--of", "operations"]) == 0
+    assert capsys.readouterr().err == "joblens: none of the operations of 4 jobs is unlike the others\n"
+    assert main(["outliers", "run1", "run2", "run4", "run5", "--csv"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_numbers_of_operations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +179,8 @@ def test_numbers_of_operations_are_left_out(tmp_path: Path, capsys: pytest.Captu
     where = ["--home", str(home.path)]
     assert main(["compare", "run0", "run2", "--json", *where]) == 0
     operations = json.loads(capsys.readouterr().out)["operations"]
-    assert {it["what"][0]: it["values"] for it in operations} == {"op:get": [20, 120], "op:put": [10, 60]}
+    cpu = {it["what"][0]: it["values"] for it in operations if it["metric"] == "cpu_seconds"}
+    assert cpu == {"op:get": [20, 120], "op:put": [10, 60]}
     assert main(["compare", "run0", "run1", "run2", "--limit", "1", *where]) == 0
     out, err = capsys.readouterr()
     assert ("op:get" in out, "op:put" in out) == (True, False)
@@ -173,8 +192,10 @@ def test_numbers_of_operations_are_left_out(tmp_path: Path, capsys: pytest.Captu
     assert {(it["job"], *it["group"]) for it in found["outliers"]} == {("run2", "op:get"), ("run2", "op:put")}
     assert found["left_out"] == 1
     assert "1 job has no exact records of processes, and is left out" in err
-    assert main(["outliers", "run0", "run1", "plain", "--of", "operations", *where]) == 1
-    assert "2 of 3 jobs have exact records" in capsys.readouterr().err
+    assert main(["outliers", "run0", "run1", "run2", "plain", "--of", "operations", *where]) == 1
+    assert (
+        "3 of 4 jobs have exact records of their processes, and modified-z needs 4" in capsys.readouterr().err
+    )
 
 
 def test_a_job_that_is_unlike_in_no_metric_alone() -> None:
@@ -202,11 +223,51 @@ def test_long_ids_leave_room_for_labels(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "80")
     ids = ["kern-6656-20190614-190245-first-of-many", "kern-6656-20190614-192044-second-of-many"]
     records = [JobRecord(job=Job(id=id, cluster="fox", name="", user="", start=0.0, end=1.0)) for id in ids]
-    totals = [Compared(("duration_seconds",), [1.0, 2.0], 2.0), Compared(("processes",), [1, 2], 2.0)]
+    totals = [Compared((name,), [1.0, 2.0], 2.0, None, name) for name in ("duration_seconds", "processes")]
     head, *rows = render(Comparison(totals, [], [], None), records).splitlines()
     assert len(head) <= 80
     assert "second-of-many" in head
     assert [row.split()[0] for row in rows] == ["took", "processes"]
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_any_width(
+    home: Home,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    ascii_only: bool,
+) -> None:
+    """Every line fits, of two jobs and of more than fit beside each other; in the C locale it is ASCII."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    if ascii_only:
+        monkeypatch.setenv("LC_ALL", "C")
+        monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    for words in (["run1", "run3"], ["run1", "run2", "--with", "run3", "run4"]):
+        assert main(["compare", *words]) == 0
+        out = capsys.readouterr().out
+        assert max(map(display_width, out.splitlines())) <= columns
+        assert out.isascii() or not ascii_only
+        (line,) = (it for it in out.splitlines() if it.startswith("CPU   "))
+        assert line.endswith("cores")
+    assert ("mean of 2" in out) == (columns == 50)
+
+
+def test_csv(home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One row for each figure with the value of each job; a spreadsheet evaluates none of it."""
+    job = metadata("=cmd()", job_tags={"exp": "a"})
+    made = [process(7, {"usertime": 10**6}, tags="=op", exename="@sum")]
+    import_epmt(home, [write_tar(tmp_path / "formula.tgz", job_files(made, job))])
+    assert main(["compare", "run1", "=cmd()", "--csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["part", "what", "metric", "run1", "'=cmd()", "ratio", "interval"]
+    assert {len(row) for row in rows} == {7}
+    found = {tuple(row[:3]): row[3:] for row in rows}
+    assert found["totals", "cpu_seconds", "cpu_seconds"][0] == "170.0"
+    assert found["programs", "'@sum", "processes"] == ["0", "1", "", ""]
+    assert found["operations", "'=op", "cpu_seconds"][0] == "0.0"
+    assert sum(row[0] == "timelines" and row[2] == "cores" for row in rows) == 120
 
 
 @pytest.mark.parametrize(
@@ -299,13 +360,14 @@ def test_frames(home: Home) -> None:
     """Comparisons and outliers as DataFrames."""
     with Store(home) as store:
         frame = store.compare_frame(["run1", "run3"])
-        assert list(frame.columns) == ["part", "what", "run1", "run3", "ratio", "interval"]
+        assert list(frame.columns) == ["part", "what", "metric", "run1", "run3", "ratio", "interval"]
+        assert set(frame["part"]) == {"totals", "operations", "programs", "timelines"}
         cpu = frame[frame["what"] == "cpu_seconds"].iloc[0]
         assert (cpu["run1"], cpu["run3"]) == (170.0, 291.0)
         frame = store.outliers_frame(tags={"exp": "a"})
         assert frame[["job", "metric"]].to_numpy().tolist() == [["run3", "cpu_seconds"]]
         assert frame["operations"].iloc[0] == ["op:build"]
-        assert list(store.outliers_frame(["run1", "run2", "run4"]).columns) == list(frame.columns)
+        assert list(store.outliers_frame(tags={"exp": "a"}, of="threads").columns) == list(frame.columns)
         with pytest.raises(UsageError, match="name ids of jobs, or filters"):
             store.outliers()
         with pytest.raises(UsageError, match="list of ids"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import json
 from pathlib import Path
@@ -95,6 +96,12 @@ def test_command(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     for step in ("2", "7y"):
         assert main(["series", "cm4", "--component", "ocean", "--every", step]) == 0
         assert "it is not known whether one is missing" in capsys.readouterr().out.splitlines()[0]
+    assert main(["series", "cm4", "--component", "ocean", "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(it["segment"], it["job"], it["missing"]) for it in rows] == [
+        ("18540101", "j0", "False"), ("18590101", "j4", "False"), ("18640101", "", "True"),
+        ("18690101", "j2", "False"), ("18740101", "j3", "False"),
+    ]  # fmt: skip
 
 
 def test_a_segment_with_two_names(tmp_path: Path) -> None:

@@ -122,7 +122,16 @@ def test_commands(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["job_name"] is None
     assert main(["model", "list", "--json"]) == 0
     assert [it["name"] for it in json.loads(capsys.readouterr().out)] == ["build", "by ids"]
+    assert main(["model", "list", "--csv"]) == 0
+    head, first, _ = (line.split(",") for line in capsys.readouterr().out.splitlines())
+    assert {**dict(zip(head, first)), "created": ""} == {
+        "model": "build", "owner": pwd.getpwuid(os.geteuid()).pw_name, "created": "", "enabled": "True",
+        "everyone": "True", "jobs": "3", "job_name": "", "tags": "exp:a",
+    }  # fmt: skip
     add_job(home, "slow", 300.0)
+    assert main(["outliers", "slow", "run1", "--model", "build", "--csv"]) == 0
+    head, first, *_ = (line.split(",") for line in capsys.readouterr().out.splitlines())
+    assert (head[:3], first[:3]) == (["job", "model", "unusual"], ["slow", "build", "True"])
     assert main(["outliers", "slow", "run1", "--model", "build"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "job slow is unlike the 3 reference jobs of model build"
@@ -314,7 +323,7 @@ def test_frames(home: Home) -> None:
 def test_time_of_processes() -> None:
     """Processes that run at the same time add up to more than the job took: it is not called elapsed time."""
     longer = Deviation("elapsed_seconds", 5040.0, 2204.0, None, "operation", "op:build")
-    assert render_cause(longer).startswith("time of all processes of op:build is 2.3 × its reference")
+    assert render_cause(longer).startswith("wall time of op:build is 2.3 × its reference")
 
 
 def test_what_is_new() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
     store_job(home, "4242", source="slurm", nodes=["c1"], start=START + 600, name="again")
     store_captured(home, "captured", user="nobody")
+    with Store(home) as store:
+        store.create_model("typical", ["4240", "4241", "4242"])
     found = Served(top, settings=SETTINGS)
     found.start()
     yield found
@@ -75,9 +78,17 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         "job captured --operations --sort memory",
         "job captured --tree --run 1",
         "compare 4241 captured --json",
+        "compare 4241 captured --csv",
         "compare 4242 --run 1 2",
-        "outliers 4240 4241 captured --json",
-        "outliers 4240 4241 captured --of threads",
+        "outliers 4240 4241 4242 captured --json",
+        "outliers 4240 4241 4242 captured --csv",
+        "outliers 4240 4241 4242 captured --of threads",
+        "outliers 4241 captured --model typical",
+        "outliers captured --model typical --csv",
+        "model list",
+        "model list --json",
+        "model list --csv",
+        "model show typical --json",
     ],
 )
 def test_the_same_output(served: Served, line: str) -> None:
@@ -85,7 +96,7 @@ def test_the_same_output(served: Served, line: str) -> None:
     there = run(*line.split(), "--server", served.socket)
     here = run(*line.split(), "--home", str(served.home.path))
     assert (there.returncode, there.stdout, there.stderr) == (here.returncode, here.stdout, here.stderr)
-    assert there.returncode == (1 if "--of threads" in line else 0)  # one of three has any
+    assert there.returncode == (1 if "--of threads" in line else 0)  # one of four has any
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,8 @@ def test_the_same_output(served: Served, line: str) -> None:
         "job 4242 --run 7",
         "job captured --tree --run 7",
         "job 4241 --processes",
+        "outliers 4240 4241 4242",
+        "outliers 4240 4241 4242 captured --method z",
     ],
 )
 def test_the_same_errors(served: Served, line: str) -> None:
@@ -112,6 +125,31 @@ def test_not_found(served: Served, line: str) -> None:
     found = run(*line.split(), "--server", served.socket)
     name = line.split()[1]
     assert (found.returncode, found.stderr) == (1, f"joblens: job {name}: not found, or not yours\n")
+
+
+def test_models(served: Served, tmp_path: Path) -> None:
+    """A missing one is one sentence. The own store and the site's service are listed together, and say which
+    has it; of two with one name the own one is shown."""
+    found = run("model", "show", "none", "--server", served.socket)
+    assert (found.returncode, found.stderr) == (1, "joblens: model none: not found, or not yours\n")
+    home = new_home(tmp_path / "own")
+    for number in range(3):
+        store_job(home, f"5{number}")
+    with Store(home) as store:
+        store.create_model("typical", ["50", "51", "52"])
+        store.create_model("other", ["50", "51", "52"])
+    both = {"HOME": str(tmp_path), "JOBLENS_SERVER": served.socket, "XDG_DATA_HOME": str(tmp_path)}
+    (tmp_path / "own").rename(tmp_path / "joblens")
+    found = run("model", "list", "--csv", **both)
+    rows = [line.split(",") for line in found.stdout.splitlines()]
+    assert (found.returncode, found.stderr) == (0, "")
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("model", "from"), ("other", "own"), ("typical", "own"), ("typical", "site"),
+    ]  # fmt: skip
+    shown = json.loads(run("model", "show", "typical", "--json", **both).stdout)
+    assert [it["id"] for it in shown["jobs"]] == ["50", "51", "52"]
+    judged = run("outliers", "4241", "--model", "other", **both)
+    assert "job 4241 is" in judged.stdout
 
 
 def test_the_python_api(served: Served) -> None:

@@ -9,10 +9,12 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +27,10 @@ from joblens.cli import main
 from joblens.cli.agent import hub_url
 from joblens.cli.slurm_check import parse_config
 from joblens.hooks import SLURM
+from joblens.jobs.submit import Outcome, submit
 from joblens.schedulers.facts import BatchJob
+from joblens.usermode.cluster_capture import locked
+from jobs.archives import make_archive
 from small_hub import small_hub
 
 # As Slurm 22.05 prints it.
@@ -60,13 +65,13 @@ class Site:
             "push.url": f"http://localhost:{hub}",
         }
         self.slurm = CONFIG.format(folder=self.hooks)
+        self.where = ["--folder", str(self.hooks), "--config", str(self.config)]
         self._bin = top / "bin"
         self._bin.mkdir()
 
     def install(self, *words: str) -> None:
         self.write()
-        where = ["--folder", str(self.hooks), "--config", str(self.config)]
-        assert main(["slurm", "install", *where, *words]) == 0
+        assert main(["slurm", "install", *self.where, *words]) == 0
 
     def write(self) -> None:
         lines = [f"{name} = {json.dumps(value)}" for name, value in self.settings.items()]
@@ -78,9 +83,8 @@ class Site:
 
     def check(self) -> tuple[int, dict[str, dict[str, object]]]:
         self.write()
-        where = ["--folder", str(self.hooks), "--config", str(self.config)]
         found = subprocess.run(
-            [sys.executable, "-m", "joblens", "slurm", "check", "--json", *where],
+            [sys.executable, "-m", "joblens", "slurm", "check", "--json", *self.where],
             env={**os.environ, "PATH": f"{self._bin}:{os.environ['PATH']}"},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -144,7 +148,7 @@ def test_the_command_that_starts_an_agent(site: Site, start: str) -> None:
 
 def test_a_node_that_is_right_but_for_its_agent(site: Site) -> None:
     """With the prolog starting the agent, there is nothing left to do."""
-    site.install("--write", "--per-job", "--start", f"{sys.executable} -m joblens agent --while-jobs")
+    site.install("--write", "--per-job", "--start", "/bin/sh")
     assert site.wrong() <= set(SLURM)  # of which it minds that they are not root's, where a user runs this
     assert os.geteuid() != 0 or site.check()[0] == 0
     site.install("--write")
@@ -217,18 +221,94 @@ def test_capture_of_all_jobs(site: Site, tmp_path: Path, monkeypatch: pytest.Mon
     )
     (tmp_path / "records").mkdir()
     (tmp_path / "records").chmod(0o777)
-    (tmp_path / "own.so").write_bytes(b"")
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(library, "LIBRARY", str(tmp_path / "own.so"))
-    site.install(*words)
-    epilog = site.hooks / "epilog"
-    epilog.write_text(epilog.read_text().replace("collect='/", "collect='/nowhere/"))
+    for name, variable in (("epilog", "collect"), ("task-prolog", "library")):
+        hook = site.hooks / name
+        own = re.sub(rf"(?m)^{variable}='?[^ '\n]+", lambda it: f"{it[0]}.gone", hook.read_text())
+        hook.write_text(own)
     assert {"library", "records", "collect"} <= site.wrong()
+
+
+class Installed:
+    """joblens in a folder that all users can read, and a link to it."""
+
+    def __init__(self, top: Path) -> None:
+        self.link, self.folder = top / "link", top / "opt"
+        place = self.folder / "joblens"
+        place.mkdir(parents=True)
+        self.link.symlink_to(place)
+        self.interpreter, self.program, self.library = place / "python", place / "joblens", place / "lib.so"
+        self.interpreter.symlink_to("/bin/true")
+        self.program.write_text(f"#!{self.interpreter}\n")
+        self.library.write_bytes(b"")
+        for path in (top, self.folder, place, self.program, self.library):
+            path.chmod(0o755)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    with tempfile.TemporaryDirectory() as top:
+        installed = Installed(Path(top))
+        monkeypatch.setattr(library, "LIBRARY", str(installed.link / "lib.so"))
+        monkeypatch.setattr(sys, "argv", [str(installed.link / "joblens")])
+        yield installed
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [
+        ("program", {"collect"}),
+        ("interpreter", {"collect"}),
+        ("library", {"library"}),
+        ("folder", {"collect", "library"}),
+        ("link", {"collect", "library"}),
+    ],
+)
+def test_what_others_can_change_is_not_installed(
+    site: Site, installed: Installed, capsys: pytest.CaptureFixture[str], what: str, wrong: set[str]
+) -> None:
+    """Nor is it right if it became so later: root, or each program of each job, would run it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away, and hooks are root's")
+    words = ["--per-job", "--start", "/bin/sh", "--capture", "--records", f"{site.hooks}/records", "--write"]
+    site.install(*words)
+    installed.folder.chmod(0o1777)  # as /tmp: what is in there cannot be replaced
+    site.install(*words)
+    assert not {"collect", "library"} & site.wrong()
+    path: Path = getattr(installed, what)
+    if path.is_symlink():
+        os.chown(path, 12345, -1, follow_symlinks=False)
+    else:
+        path.chmod(0o775)
+    assert {"collect", "library"} & site.wrong() == wrong
+    capsys.readouterr()
+    assert main(["slurm", "install", *site.where, *words]) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "is not trusted: " in said
+    assert path.name in said
+    if path.is_symlink():  # unless hooks are run as that user
+        site.slurm += "SlurmdUser = me(12345)\n"
+        assert not {"collect", "library"} & site.wrong()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_hooks_are_not_written_where_others_write(
+    site: Site, capsys: pytest.CaptureFixture[str], mode: int
+) -> None:
+    site.install("--write", "--per-job", "--start", "/bin/sh")
+    before = {name: (site.hooks / name).read_text() for name in SLURM}
+    site.hooks.chmod(mode)
+    capsys.readouterr()
+    assert main(["slurm", "install", *site.where, "--write", "--per-job", "--start", "/bin/false"]) == 3
+    assert capsys.readouterr().err == f"joblens: {site.hooks} is not trusted: it is writable by others\n"
+    assert {name: (site.hooks / name).read_text() for name in SLURM} == before
+    assert mode & 0o1000 or set(SLURM) <= site.wrong()
 
 
 def test_folders_that_hooks_cannot_have(site: Site) -> None:
     site.write()
-    where = ["--folder", str(site.hooks), "--config", str(site.config), "--capture"]
+    where = [*site.where, "--capture"]
     for folder in ("/a b", "/a'b", "/a$b", "/a\nb", "/a;b"):
         for option in ("--records", "--to"):
             assert main(["slurm", "install", *where, option, folder]) == 2
@@ -261,6 +341,31 @@ def test_collected_and_stored(
     capsys.readouterr()
     assert main(words) == 3
     assert "writable by users other than its owner" in capsys.readouterr().err
+
+
+def test_one_epilog_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another leaves at once, and the first takes what came meanwhile."""
+    target = tmp_path / "to"
+    for folder in (tmp_path / "records/ended", target, tmp_path / "later"):
+        folder.mkdir(parents=True)
+    words = ["slurm", "collect", "--records", f"{tmp_path}/records", "--to", str(target)]
+    words += ["--store", f"{tmp_path}/store"]
+    first, second = make_archive(target, "42"), make_archive(tmp_path / "later", "43")
+    with locked(target):
+        assert main(words) == 0
+    assert not list((tmp_path / "store").glob("submitted/*"))
+
+    def stored(*given: Any) -> Outcome:
+        if second.exists():
+            second.rename(target / second.name)
+        return submit(*given)
+
+    monkeypatch.setattr("joblens.jobs.submit.submit", stored)
+    assert main(words) == 0
+    assert len(list((tmp_path / "store").glob("submitted/*"))) == 2
+    assert first.exists()
+    assert main(words) == 0
+    assert os.listdir(target) == []  # jobs without a batch system, stored before
 
 
 def test_a_dead_hub(site: Site) -> None:
@@ -335,7 +440,9 @@ def test_for_people(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["slurm", "check", "--folder", "/nowhere", "--config", str(site.config)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"✓ settings       {site.config}" in lines
-    number = lines.index("✗ prolog         /nowhere/prolog: No such file or directory")
+    number = lines.index(
+        "✗ prolog         /nowhere/prolog cannot be used: /nowhere: No such file or directory"
+    )
     assert "→ joblens slurm install --write" in lines[number + 1]
 
 

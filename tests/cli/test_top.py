@@ -366,6 +366,18 @@ def test_more_than_fits() -> None:
     assert any(line.startswith("c99 ") for line in render_screen(end, 80, 24, Look()))
 
 
+def test_a_low_screen() -> None:
+    """Where two panels have no room for a row each, jobs have it all; ASCII names the rest as well."""
+    view = make_view([make_node("c1")], [make_job(str(n)) for n in range(3)])
+    plain = Look(colors=False, blocks=False)
+    assert [line.split()[0] for line in render_screen(view, 50, 8, plain)[3:7]] == ["JOB", "0", "1", "2"]
+    assert [line.split()[:2] for line in render_screen(view, 50, 7, plain)[4:6]] == [
+        ["0", "alice"],
+        ["2", "more"],
+    ]
+    assert [line.split()[0] for line in render_screen(view, 50, 6, plain)[3:5]] == ["JOB", "0"]
+
+
 def test_fifty_columns() -> None:
     """Figures are worth more than bars; keys are named whole, and what stands still says so."""
     view = make_view([make_node("c1")], [make_job("7")])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from importers.epmt_files import build_processes, job_files, metadata, write_tar
 from joblens.cli.notebook import NOTEBOOKS, copy_notebooks
+from waiting import wait_for
 
 NAMES = ("outlier-study", "comparison", "one-job")  # the first imports what the others show
 
@@ -61,6 +65,45 @@ def test_command(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.real
+def test_jupyterlab(tmp_path: Path) -> None:
+    """A real JupyterLab serves the notebooks, with a kernel that reads the store, and ends when asked to."""
+    pytest.importorskip("jupyterlab", reason="jupyterlab is not installed: make tools")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "config").mkdir()
+    settings = {"ServerApp": {"ip": "127.0.0.1", "port": port, "port_retries": 0, "allow_root": True}}
+    (tmp_path / "config/jupyter_server_config.json").write_text(json.dumps(settings))
+    folders = {
+        name: str(tmp_path / "config") for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
+    }
+    inside = {**os.environ, **folders, "HOME": str(tmp_path), "JUPYTER_TOKEN": "secret"}
+    words = [sys.executable, "-m", "joblens", "notebook", "nb", "--no-browser", "--home", "store"]
+    with (tmp_path / "log").open("wb") as log:
+        running = subprocess.Popen(words, cwd=tmp_path, env=inside, stderr=log)
+
+    def ask(method: str, path: str, word: str = "secret") -> httpx.Response:
+        headers = {"Authorization": f"token {word}"}
+        return httpx.request(method, f"http://127.0.0.1:{port}/api/{path}", headers=headers, timeout=60)
+
+    def answers() -> bool:
+        assert running.poll() is None, (tmp_path / "log").read_text()
+        with suppress(httpx.TransportError):
+            return ask("GET", "contents").status_code == 200
+        return False
+
+    try:
+        wait_for("JupyterLab", answers)
+        found = ask("GET", "contents").json()["content"]
+        assert sorted(it["name"] for it in found) == sorted(f"{name}.ipynb" for name in NAMES)
+        assert ask("POST", "kernels").json()["name"] == "python3"
+        assert ask("GET", "contents", "wrong").status_code == 403
+    finally:
+        running.terminate()
+        running.wait(60)
+
+
 @pytest.mark.filterwarnings("default")  # of packages that only run the notebooks
 def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From archives to the root cause, then two jobs side by side, then one of them."""
@@ -88,6 +131,8 @@ def test_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cause = next(it for cell, it in zip(whole.cells, shown) if "root_cause" in cell.source)
     assert "op:link" in cause
     assert "run2" in cause
-    assert any("The first operation that changed: op:link" in it for it in shown)
-    assert any("application/vnd.vegalite.v5+json" in it for it in shown)
+    assert any("What changed first: operation op:link, cpu_seconds" in it for it in shown)
+    lines = next(it for cell, it in zip(whole.cells, shown) if '"timelines"' in cell.source)
+    assert lines.count('"title": "cores"') == lines.count('"title": "processes"') == 1
+    assert any('"temporal"' in it or "no samples of this job" in it for it in shown)
     assert any("ld" in it and "memory_peak_bytes" in it for it in shown[-4:])

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from api.small_service import serving as answering
 from capture.made import store_captured
+from joblens.api.remote import RemoteStore
+from joblens.api.source import CutError
 from joblens.api.store import Store
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.serve import views
 from joblens.serve.audit import Audit
+from joblens.serve.messages import GroupsQuery
 from joblens.serve.policy import Viewer
 from joblens.serve.views import View
 from joblens.store.catalog.scope import ALL
@@ -64,3 +68,27 @@ def test_very_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             threads, cut = view.ends("a", EndedThread, None, "/x")
             assert ([it.pid for it in threads], cut) == ([9], False)
             store.compact()
+
+
+def test_groups_are_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit too, through the client; what needs the whole list is refused."""
+    home = new_home(tmp_path / "home")
+    store_captured(home, "a", user=ALICE)
+    monkeypatch.setattr(views, "_MOST_PROCESSES", 2)
+
+    def answer(path: str, query: dict[str, str]) -> tuple[int, object]:
+        with Store(home) as store:
+            view = View(store, Viewer("root", 0, "socket", "admin", ALL), Audit(tmp_path / "audit.log"))
+            if path.endswith("groups"):
+                groups, cut = view.groups("a", GroupsQuery(by=query["by"]))
+                return 200, {"groups": [it._asdict() for it in groups], "cut": cut}
+            ends, cut = view.ends("a", EndedProcess, None, "/x")
+            return 200, {"ended": [it._asdict() for it in ends], "cut": cut}
+
+    with answering(answer, tmp_path / "socket") as (address, _), RemoteStore(address) as remote:
+        found = remote.groups_of("a", ("tags",))
+        with Store(home) as store:
+            assert found == store.groups_of("a", ("tags",))
+        assert sum(it.processes for it in found) == 3
+        with pytest.raises(CutError, match="job a has more than 2 processes"):
+            remote.operations("a")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from joblens.api.store import Store
+from joblens.record.model import ReferenceJob, ReferenceModel, Usual
 from joblens.serve.audit import Audit
 from joblens.serve.policy import Viewer
 from joblens.serve.routes import JOBS, ROUTES, Question, Route
@@ -18,6 +19,7 @@ from joblens.serve.views import View
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.scope import Scope
 from joblens.store.home import find_home, make_home
+from joblens.store.models import save_model
 
 from .serving import ADMIN, ALICE, BOB, MANAGER, OWNERS, SUPPORT, Served, serving, store_jobs
 
@@ -25,13 +27,60 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 SEEN = {ALICE: "1", BOB: "23", MANAGER: "3", SUPPORT: "123", ADMIN: "123", "mail": ""}
 ROLES = {ALICE: "user", BOB: "user", MANAGER: "manager", SUPPORT: "support", ADMIN: "admin", "mail": "user"}
-OF_ONE_JOB = [route.path for route in ROUTES if route.policy == JOBS and "{id}" in route.path]
+OF_ONE_JOB = [route.path for route in ROUTES if route.policy == JOBS and route.path.startswith("/jobs/{id}")]
+MODELS = {"own": "1", "theirs": "2", "account": "3", "both": "12"}  # of which jobs each is
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serving() as it:
+        for name, ids in MODELS.items():
+            save_model(it.home, make_model(name, ids))
         yield it
+
+
+def make_model(name: str, ids: str) -> ReferenceModel:
+    accounts = {"3": "physics"}
+    jobs = [ReferenceJob("fox", id, 0.0, OWNERS[id], accounts.get(id, "chemistry")) for id in ids]
+    totals = {"cpu_seconds": Usual(60.0, 1.0, 59.0, 61.0)}
+    return ReferenceModel(name=name, owner="root", created=0.0, jobs=jobs, totals=totals)
+
+
+@pytest.mark.parametrize("user", SEEN)
+def test_models(served: Served, user: str) -> None:
+    """A model is seen by who may see all of its jobs. The answers for another and for none are alike; the
+    list has no figures."""
+    seen = {name for name, ids in MODELS.items() if set(ids) <= set(SEEN[user])}
+    listed = served.get("/models", user).json["models"]
+    assert {it["name"] for it in listed} == seen
+    assert all(not it["totals"] for it in listed)
+    missing = served.get("/models/none", user)
+    assert (missing.status, missing.message) == (404, "model none: not found, or not yours")
+    for name in MODELS:
+        found = served.get(f"/models/{name}", user)
+        if name in seen:
+            assert (found.status, found.json["totals"]["cpu_seconds"]["centre"]) == (200, 60.0)
+        else:
+            assert (found.status, found.body) == (404, missing.body.replace(b"none", name.encode()))
+
+
+def test_every_route_of_jobs_is_in_the_matrix() -> None:
+    """A new route needs a test of who may see what."""
+    known = {*OF_ONE_JOB, "/jobs", "/models", "/models/{id}"}
+    assert {route.path for route in ROUTES if route.policy == JOBS} == known
+
+
+def test_reads_of_models_are_logged(served: Served) -> None:
+    """With the owners of the reference jobs, if these are others."""
+    before = len(served.audit())
+    for user in (ALICE, SUPPORT):
+        served.get("/models/own", user)
+        served.get("/models/both", user)
+    found = served.audit()[before:]
+    assert [(it["viewer"], it["route"], it["owner"], it["query"]) for it in found] == [
+        (SUPPORT, "/models/ID", [ALICE], "own"),
+        (SUPPORT, "/models/ID", [BOB, ALICE], "both"),
+    ]
 
 
 @pytest.mark.parametrize("user", SEEN)

@@ -26,12 +26,12 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route as WebRoute
 
 from fuzz.serve import NOW, SETS
-from joblens.serve.app import Endpoint, make_app
 from joblens.serve.hub_pages import HubPages
 from joblens.serve.messages import JobsQuery
 from joblens.serve.openapi import describe
 from joblens.serve.policy import Viewer
 from joblens.serve.routes import ANYONE, JOBS, LIVE, POLICIES, ROUTES, Question, Route
+from joblens.serve.server import Endpoint, make_app
 from joblens.serve.service import Service
 from joblens.serve.settings import ServeSettings
 from joblens.store.catalog.scope import Scope
@@ -73,18 +73,22 @@ def token(served: Served) -> str:
     return str(served.ask("POST", "/tokens", ADMIN).json["token"])
 
 
+@pytest.fixture(scope="module")
+def schema(served: Served) -> Any:
+    return schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/api/v1/openapi.json")
+
+
 CHECKS = [not_a_server_error, response_schema_conformance, content_type_conformance, status_code_conformance]
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_what_fits_the_description(served: Served, token: str, route: Route, mode: GenerationMode) -> None:
+def test_what_fits_the_description(schema: Any, token: str, route: Route, mode: GenerationMode) -> None:
     """Requests made from the description, right and wrong ones: no 5xx, and each answer is as described."""
-    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/api/v1/openapi.json")
     operation = schema["/api/v1" + route.path][route.method]
     fields = {"Authorization": f"Bearer {token}"}
 
-    @settings(max_examples=30, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=10, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         case.validate_response(case.call(timeout=60, headers=fields), checks=CHECKS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from joblens.analysis.series.rates import increase_between
+from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import EndedProcess
 from joblens.record.report import ProcessCounts, ProcessUse
 from joblens.store.reader import Reader, Span

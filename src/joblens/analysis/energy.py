@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from joblens.analysis.node_context import of_all_cores
 from joblens.analysis.series.rates import increase
 from joblens.attribution.energy import node_energy, share
 from joblens.collectors.energy.reading import ACCELERATOR, SCHEMA
 from joblens.core.model import ABSENT, Rows
+from joblens.core.named_tuple import NamedTuple
 from joblens.record.report import Energy, GpuUse
 from joblens.store.reader import Reader, Series, Span
 

@@ -21,7 +21,7 @@ Matrix = Any  # of floats
 
 _IN_ONE = METHODS["modified-z"][1]  # the threshold, in standard deviations, of a single metric
 _LEAST_SCALE = LEAST_DIFFERENCE / _IN_ONE
-_OF_FEW = 7.0  # by simulation: one of 3 to 40 like jobs is then found in about a twentieth of the sets
+_OF_FEW = 7.0  # by simulation: one of 4 to 40 like jobs is then found in about a twentieth of the sets
 _LARGEST = 1e6  # relative difference; beyond, sums of squares would lose the others
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.record.ends import EndedProcess
 
 if TYPE_CHECKING:
-    from joblens.store.end_table import Column, EndTable
+    from joblens.store.end_table import EndTable
 
 
 class Operation(NamedTuple):
@@ -25,65 +25,50 @@ class Operation(NamedTuple):
 
 def find_operations(table: EndTable[EndedProcess]) -> list[Operation]:
     """Return them in order of the first process of each."""
-    import numpy
-
-    tags, began, ended, user, system, memory = table.columns(
+    groups: dict[str, list[tuple[Any, ...]]] = {}
+    for row in table.cells(
         "tags", "began_seconds", "ended_seconds", "user_seconds", "system_seconds", "memory_peak_bytes"
-    )
-    numbers: dict[str, int] = {}
-    group = numpy.array([numbers.setdefault(it, len(numbers)) for it in tags.tolist()], dtype=numpy.int64)
-    order, by_start = numpy.argsort(group, kind="stable"), numpy.lexsort((ended, began, group))
-    limits = numpy.searchsorted(group[order], numpy.arange(len(numbers) + 1))
-    columns = [began[by_start], ended[by_start], (user + system)[order], memory[order]]
-    return [
-        _operation(text, *(it[first:last] for it in columns))
-        for text, first, last in zip(numbers, limits.tolist(), limits[1:].tolist())
-    ]
+    ):
+        groups.setdefault(row[0], []).append(row)
+    return [_operation(tags, some) for tags, some in groups.items()]
 
 
-def _operation(tags: str, began: Column, ended: Column, cpu: Column, memory: Column) -> Operation:
-    """Times are in order."""
-    import numpy
-
-    known = ~(numpy.isnan(began) | numpy.isnan(ended))
-    times = list(zip(began[known].tolist(), ended[known].tolist()))
-    used, sizes = cpu[~numpy.isnan(cpu)].tolist(), memory[~numpy.isnan(memory)]
+def _operation(tags: str, processes: list[tuple[Any, ...]]) -> Operation:
+    times = sorted([row[1:3] for row in processes if row[1] is not None and row[2] is not None])
+    used = [row[3] + row[4] for row in processes if row[3] is not None and row[4] is not None]
     return Operation(
         tags,
-        len(began),
+        len(processes),
         times[0][0] if times else None,
-        sum(end - begin for begin, end in times),
+        sum([end - begin for begin, end in times]),
         _union(times),
-        max((end for _, end in times), default=0.0) - times[0][0] if times else 0.0,
+        max([end for _, end in times]) - times[0][0] if times else 0.0,
         sum(used) if used else None,
-        int(sizes.max()) if len(sizes) else None,
+        max([row[5] for row in processes if row[5] is not None], default=None),
     )
 
 
-def _union(times: list[tuple[float, float]]) -> float:
+def _union(times: list[tuple[Any, ...]]) -> float:
     """Return the length of all intervals together, in order of their start."""
     total, reached = 0.0, float("-inf")
     for begin, end in times:
-        total += max(end - max(begin, reached), 0.0)
-        reached = max(reached, end)
+        if end > reached:
+            total += end - (begin if begin > reached else reached)
+            reached = end
     return total
 
 
 def in_tree_order(table: EndTable[EndedProcess]) -> tuple[list[int], list[int]]:
     """Return the places of processes, each after its parent, and their depths. A parent is the last owner of
     that pid before."""
-    import numpy
-
-    began, ended, start, pid, parent, node = table.columns(
-        "began_seconds", "ended_seconds", "start", "pid", "parent", "node"
-    )
-    birth = numpy.nan_to_num(numpy.where(numpy.isnan(began), ended, began), nan=0.0)
-    ordered = numpy.lexsort((pid, start, birth))
+    cells = table.cells("began_seconds", "ended_seconds", "start", "pid", "parent", "node")
+    births = [ended if began is None else began for began, ended, *_ in cells]
+    keys = [(birth or 0.0, start, pid) for birth, (_, _, start, pid, _, _) in zip(births, cells)]
     children: dict[int, list[int]] = {}
     tops: list[int] = []
     owners: dict[tuple[str, int], int] = {}
-    keys = zip(ordered.tolist(), *(it[ordered].tolist() for it in (node, pid, parent)))
-    for place, host, own, above in keys:
+    for place in sorted(range(len(keys)), key=keys.__getitem__):
+        *_, own, above, host = cells[place]
         owner = owners.get((host, above))
         (tops if owner is None else children.setdefault(owner, [])).append(place)
         owners[host, own] = place

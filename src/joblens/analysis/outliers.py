@@ -19,8 +19,10 @@ from joblens.analysis.small_samples import prediction
 from joblens.core.named_tuple import NamedTuple
 from joblens.store.end_groups import GroupUse
 
-LEAST_JOBS = 3
 MAHALANOBIS = "mahalanobis"
+# Of two others a prediction interval is hundreds of deviations wide: none of three jobs can be called unlike
+# the others. The score of z is at most (n - 1) / √n, which is more than its threshold from 11 on.
+LEAST_JOBS = {"modified-z": 4, "z": 11, "iqr": 4, MAHALANOBIS: 4}
 LEAST_DIFFERENCE = 0.1  # from the median, relative to it
 _LEAST_SECONDS, _LEAST_BYTES, _LEAST_COUNT = 1.0, float(1 << 20), 2.0  # smaller differences are trifles
 _FALSE = 0.03  # aim for the share of sets of like jobs in which one is found
@@ -34,9 +36,9 @@ METRICS = (
     "written_chars_bytes",
 )  # fmt: skip
 SYMPTOMS = {
-    "run_delay_seconds": "processes were ready and had no core: other work on the node, or too many at once",
-    "involuntary_switches": "processes were interrupted: others wanted the core",
-    "major_faults": "pages had to be read from storage: memory was short, or files were not cached",
+    "run_delay_seconds": "processes were ready and had no core (other work on the node, or too many at once)",
+    "involuntary_switches": "processes were interrupted because others wanted the core",
+    "major_faults": "pages had to be read from storage (memory was short, or files were not cached)",
     "read_bytes": "data came from storage instead of the page cache",
 }
 GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
@@ -104,13 +106,6 @@ METHODS: Mapping[str, tuple[Callable[[Sequence[float]], list[float]], float]] = 
 }
 
 
-def highest_score(method: str, count: int) -> float:
-    """Return the highest score that one of so many values can have."""
-    if method == "z":
-        return (count - 1) / math.sqrt(count)
-    return 1.0 if method == "iqr" and count == LEAST_JOBS else math.inf
-
-
 def least_difference(metric: str, usual: float) -> float:
     """Return what a value must differ by: a tenth of the usual one, and more than a trifle."""
     unit = (
@@ -135,7 +130,7 @@ def find_outliers(
 
     `explains`: what only explains another outlier may be within the prediction interval."""
     known = [(job, float(value)) for job, value in enumerate(values) if value is not None]
-    if len(known) < LEAST_JOBS:
+    if len(known) < LEAST_JOBS[method]:
         return
     score_of, threshold = METHODS[method]
     numbers = [value for _, value in known]

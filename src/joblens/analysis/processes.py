@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from joblens.core.named_tuple import NamedTuple
 from joblens.record.report import ProcessUse
 from joblens.store.reader import SPAN_MARGIN, Reader, Span
 

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 
 from joblens.analysis.outliers import (
     GROUP_METRICS,
-    LEAST_JOBS,
     LEAST_SHARE,
     METHODS,
     METRICS,
@@ -23,6 +22,7 @@ from joblens.record.report import Deviation, Job, JobRecord, Judgement
 from joblens.store.end_groups import GroupUse, name_operation
 
 METHOD = "modified-z"
+LEAST_REFERENCE = 3  # jobs of a model
 MOST_CAUSES = 20
 SHORT_SECONDS = 1.0  # shorter jobs are start and end only
 _FALSE = 0.01  # aim for the share of like jobs that are judged unusual
@@ -79,22 +79,27 @@ def is_too_short(record: JobRecord, model: ReferenceModel) -> bool:
 
 
 def judge(
-    record: JobRecord, operations: Groups, programs: Groups, model: ReferenceModel, time: float
+    record: JobRecord,
+    operations: Groups,
+    programs: Groups,
+    model: ReferenceModel,
+    time: float,
+    *,
+    is_stored: bool = False,
 ) -> Judgement:
-    """A job is unusual if one of its main metrics is; the others only explain."""
-    count = max(len(model.jobs), LEAST_JOBS)
+    """A job is unusual if one of its main metrics is; the others only explain.
+
+    `is_stored`: the owner of the job will see it, so it names nothing that only jobs of other users had.
+    """
+    count = max(len(model.jobs), LEAST_REFERENCE)
     deviations = [*_of_job(record, model.totals, count)]
     unusual = any(it.metric in METRICS for it in deviations)
     causes = []
     if unusual:
         operations = operations if _names_operations(model) else ()
-        causes = _rank(
-            (kind, groups, usual)
-            for kind, groups, usual in zip(
-                _KINDS, (operations, programs), (model.operations, model.programs), strict=True
-            )
-            if groups and usual
-        )
+        parts = zip(_KINDS, (operations, programs), (model.operations, model.programs), strict=True)
+        names_gone = not is_stored or all(it.user == record.job.user for it in model.jobs)
+        causes = _rank((part for part in parts if part[1] and part[2]), names_gone)
     kept = [it for it in deviations if unusual and (it.metric in METRICS or it.value > it.usual)]
     return Judgement(model.name, time, len(model.jobs), unusual, kept, causes[:MOST_CAUSES])
 
@@ -115,14 +120,14 @@ def _of_job(record: JobRecord, totals: Mapping[str, Usual], count: int) -> Itera
             yield Deviation(metric, value, usual.centre, _score(value, usual))
 
 
-def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]]) -> list[Deviation]:
+def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]], names_gone: bool) -> list[Deviation]:
     """Return what is unlike the reference, the largest difference first, relative to the usual job."""
     found: list[tuple[float, Deviation]] = []
     for kind, groups, usual in parts:
         table = {group.key[0]: group for group in groups}
         for metric in GROUP_METRICS:
             whole = _whole(metric, usual)
-            for key in dict.fromkeys((*table, *usual)):
+            for key in dict.fromkeys((*table, *(usual if names_gone else ()))):
                 value = float(getattr(table.get(key, GroupUse((key,))), metric))
                 reference = usual.get(key, {}).get(metric, Usual(0.0, 0.0, 0.0, 0.0))
                 away = abs(value - reference.centre)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterable
-from typing import NamedTuple
-
-from msgspec import UNSET
 
 from joblens.analysis.captured_only import CapturedOnly, find_captured_only
 from joblens.analysis.demand import find_device, find_forks, find_unsampled
@@ -26,6 +22,7 @@ from joblens.analysis.series.timeline import longest_stretch, make_points
 from joblens.analysis.series.window import Cut
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
+from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import EndedProcess
 from joblens.record.job import JobEnd, JobFacts, Step, Totals
 from joblens.record.report import (
@@ -46,6 +43,7 @@ from joblens.store.reader import Reader, Span
 _POINTS = 120
 _MOST_POINTS = 20_000  # of the whole job, for a report of a part of it
 _ROUNDED = 1.5  # seconds by which the start of an inferred job may be early
+_SIGKILL = 9  # signal(7); the module signal takes as long to load as this one
 _MUCH_SAMPLED = 0.8  # of its time
 _JOB_COLUMNS = (*COUNTERS, *LEVELS)
 _KEPT = "id cluster name user uid node source command folder tags annotations environment".split()
@@ -107,9 +105,10 @@ def summarise(
         problems=[*((end.problems if end else None) or []), *samples.problems, *complete.problems],
         node_cores=facts.node_cores,
         carbon_grams_per_kwh=facts.carbon_grams_per_kwh,
-        processes=complete.counts if samples.is_captured else UNSET,
         inexact=complete.inexact,
     )
+    if samples.is_captured:
+        data.processes = complete.counts
     return JobRecord(
         job=job,
         asked=asked,
@@ -341,7 +340,7 @@ def _nodes(whole: Whole, start: float, finish: float, facts: JobFacts) -> list[N
 
 
 def _was_killed(job: Job) -> bool:
-    return signal.SIGKILL in (job.signal, (job.exit_code or 0) - 128)
+    return _SIGKILL in (job.signal, (job.exit_code or 0) - 128)
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:

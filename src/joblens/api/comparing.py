@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from joblens.analysis.comparison import Comparison, compare
+from joblens.analysis.comparison import STRETCHES, Comparison, compare
 from joblens.analysis.outliers import (
     LEAST_DIFFERENCE,
     LEAST_JOBS,
@@ -29,8 +29,7 @@ from joblens.store.catalog.listing import make_filter, unknown
 
 if TYPE_CHECKING:
     from joblens.api.source import JobSource
-    from joblens.api.store import Store
-    from joblens.record.report import JobRecord, Judgement
+    from joblens.record.report import JobRecord, Judgement, Point
     from joblens.store.catalog.listing import JobFilter
     from joblens.store.end_groups import GroupUse
 
@@ -85,6 +84,31 @@ class Outliers(NamedTuple):
                 for it in self.found
             ],
         }
+
+
+OUTLIER_COLUMNS = (
+    "job", "group", "metric", "value", "usual", "ratio", "score", "operations", "programs",
+)  # fmt: skip
+
+
+def outlier_rows(found: Outliers) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each value that is unlike the others; the last columns are lists."""
+    names = name_jobs(found.jobs)
+    for it, operations, programs, _ in found.found:
+        causes = ([" ".join(cause.group) for cause in some] for some in (operations, programs))
+        score = it.score if abs(it.score) < 1e300 else None
+        yield (names[it.job], " ".join(it.group), it.metric, it.value, it.usual, it.ratio, score, *causes)
+
+
+JUDGED_COLUMNS = ("job", "model", "unusual", "kind", "group", "metric", "value", "usual", "ratio", "score")
+
+
+def judged_rows(jobs: Sequence[str], judged: Sequence[Judgement]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each figure of a job that is unlike its model's, ranked: the job's own first."""
+    for job, it in zip(jobs, judged):
+        for part in (*it.deviations, *it.causes):
+            figures = (part.value, part.usual, part.ratio, part.score)
+            yield (job, it.model, it.unusual, part.kind, part.group, part.metric, *figures)
 
 
 def name_jobs(records: Sequence[JobRecord]) -> list[str]:
@@ -163,10 +187,24 @@ def compare_jobs(store: JobSource, records: Sequence[JobRecord], first: int = 1)
     check_distinct(records)
     operations = [group_operations(store, it) for it in records]
     programs = [store.end_groups(it, PROGRAM) for it in records]
-    return compare(records, operations, programs, first)
+    points = [it.timeline or _points_of_ends(store, it) for it in records]
+    return compare(records, operations, programs, first, points)
 
 
-def judge_jobs(store: Store, records: Sequence[JobRecord], model: str) -> list[Judgement]:
+def _points_of_ends(store: JobSource, record: JobRecord) -> list[Point]:
+    """Return the timeline of a job without samples, as far as its processes tell it."""
+    from joblens.analysis.series.timeline import make_points_of_ends
+    from joblens.api.source import CutError
+    from joblens.record.ends import EndedProcess
+
+    try:
+        table = store.end_table_of(record, EndedProcess)
+    except CutError:  # `problems` of the source says so
+        return []
+    return make_points_of_ends(table, record.job.start, record.job.last, STRETCHES)
+
+
+def judge_jobs(store: JobSource, records: Sequence[JobRecord], model: str) -> list[Judgement]:
     """Compare jobs with a reference model; nothing is stored. Raises JoblensError."""
     import time
 
@@ -189,8 +227,9 @@ def find_unusual(
         raise unknown("method", method, ALL_METHODS)
     if method == MAHALANOBIS and level != "jobs":
         raise UsageError(f"{MAHALANOBIS} compares whole jobs, and not {level}")
-    if not LEAST_JOBS <= len(records) <= MOST_JOBS:
-        raise UsageError(f"outliers are found among {LEAST_JOBS} to {MOST_JOBS} jobs, and not {len(records)}")
+    check_enough(method, len(records))
+    if len(records) > MOST_JOBS:
+        raise UsageError(f"outliers are found among at most {MOST_JOBS:,} jobs, and not {len(records):,}")
     check_distinct(records)
     jobs = list(records)
     if method == MAHALANOBIS:
@@ -201,14 +240,26 @@ def find_unusual(
         unlike = [it for name in METRICS for it in find_outliers(name, _values(jobs, name), method)]
         return Outliers(jobs, method, _explain(store, jobs, unlike, method), limit)
     known = [(it, own) for it in jobs if (own := _groups(store, it, level))]
-    if len(known) < LEAST_JOBS:
+    if len(known) < LEAST_JOBS[method]:
         raise JoblensError(
             f"{len(known)} of {len(jobs)} jobs have exact records of their {_RECORDED.get(level, level)}, "
-            f"and {LEAST_JOBS} are needed"
+            f"and {method} needs {LEAST_JOBS[method]}"
         )
     found = find_group_outliers([it for _, it in known], method, only_common=level == "processes")
     chosen = [it for it, _ in known]
     return Outliers(chosen, method, [Explained(it) for it in found], limit, len(jobs) - len(chosen))
+
+
+def check_enough(method: str, count: int) -> None:
+    """Raises UsageError if the method can find nothing among so few jobs."""
+    if count >= LEAST_JOBS[method]:
+        return
+    instead = (
+        "modified-z needs fewer"
+        if count >= LEAST_JOBS["modified-z"]
+        else "joblens compare shows how they differ, and joblens model needs 3 to judge others"
+    )
+    raise UsageError(f"{method} needs {LEAST_JOBS[method]} jobs, and here are {count}; {instead}")
 
 
 def _groups(store: JobSource, record: JobRecord, level: str) -> list[GroupUse]:

@@ -54,6 +54,21 @@ def plain_segment(it: SegmentJob) -> dict[str, Any]:
     }
 
 
+COLUMNS = ("component", "segment", "missing", "job", "cluster", "start", "end", "state", *METRICS, "ratio")
+
+
+def plain_segments(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return the segments of each series in order, those that are missing included."""
+    rows: list[dict[str, Any]] = []
+    for it in series:
+        found = [plain_segment(segment) for segment in it.segments]
+        found += [{"segment": name} for name in it.missing]
+        places = parse_segments(row["segment"] for row in found)
+        found.sort(key=lambda row: places[row["segment"]].place)
+        rows += [{"component": it.component, **row, "missing": "job" not in row} for row in found]
+    return rows
+
+
 def find_series(
     source: JobSource,
     experiment: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from joblens.analysis.segments import parse_segments
 from joblens.store.catalog.listing import JobRow
 
 if TYPE_CHECKING:
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
     from joblens.analysis.comparison import Comparison
     from joblens.analysis.operations import Operation
-    from joblens.analysis.outliers import Cause
     from joblens.api import experiments
     from joblens.api.comparing import Outliers
     from joblens.record.report import Judgement, ProcessUse
@@ -68,58 +66,28 @@ def frame_of_operations(operations: Sequence[Operation]) -> pandas.DataFrame:
 
 
 def frame_of_comparison(found: Comparison, jobs: Sequence[str]) -> pandas.DataFrame:
-    rows = [
-        {"part": part, "what": " ".join(it.what), **dict(zip(jobs, it.values)), "ratio": it.ratio,
-         "interval": it.interval}
-        for part in ("totals", "operations", "programs")
-        for it in getattr(found, part)
-    ]  # fmt: skip
-    return _frame(rows, ("part", "what", *jobs, "ratio", "interval"), (), (*jobs, "ratio", "interval"))
+    columns = ("part", "what", "metric", *jobs, "ratio", "interval")
+    return _frame([dict(zip(columns, row)) for row in found.rows()], columns, (), columns[3:])
 
 
 def frame_of_outliers(found: Outliers) -> pandas.DataFrame:
-    from joblens.api.comparing import name_jobs
+    from joblens.api.comparing import OUTLIER_COLUMNS, outlier_rows
 
-    names = name_jobs(found.jobs)
-    rows = [
-        {**it.outlier._asdict(), "job": names[it.outlier.job], "group": " ".join(it.outlier.group),
-         "ratio": it.outlier.ratio, "operations": _causes(it.operations), "programs": _causes(it.programs)}
-        for it in found.found
-    ]  # fmt: skip
-    numbers = ("value", "usual", "ratio", "score")
-    return _frame(rows, ("job", "metric", "group", *numbers, "operations", "programs"), (), numbers)
-
-
-def _causes(causes: Sequence[Cause]) -> list[str]:
-    return [" ".join(it.group) for it in causes]
+    rows = [dict(zip(OUTLIER_COLUMNS, row)) for row in outlier_rows(found)]
+    return _frame(rows, OUTLIER_COLUMNS, (), ("value", "usual", "ratio", "score"))
 
 
 def frame_of_judgements(jobs: Sequence[str], judged: Sequence[Judgement]) -> pandas.DataFrame:
-    """One row for each figure of a job that is unlike its model's, ranked: the job's own first."""
-    rows = [
-        {"job": job, "model": it.model, "kind": part.kind, "group": part.group, "metric": part.metric,
-         "value": part.value, "usual": part.usual, "ratio": part.ratio, "score": part.score}
-        for job, it in zip(jobs, judged)
-        for part in (*it.deviations, *it.causes)
-    ]  # fmt: skip
-    numbers = ("value", "usual", "ratio", "score")
-    return _frame(rows, ("job", "model", "kind", "group", "metric", *numbers), (), numbers)
+    from joblens.api.comparing import JUDGED_COLUMNS, judged_rows
+
+    rows = [dict(zip(JUDGED_COLUMNS, row)) for row in judged_rows(jobs, judged)]
+    return _frame(rows, JUDGED_COLUMNS, (), ("value", "usual", "ratio", "score"))
 
 
 def frame_of_segments(series: Sequence[experiments.Series]) -> pandas.DataFrame:
-    from joblens.api.experiments import METRICS, plain_segment
+    from joblens.api.experiments import COLUMNS, METRICS, plain_segments
 
-    rows: list[dict[str, Any]] = []
-    for it in series:
-        found = [plain_segment(segment) for segment in it.segments] + [
-            {"segment": name} for name in it.missing
-        ]
-        places = parse_segments(row["segment"] for row in found)
-        found.sort(key=lambda row: places[row["segment"]].place)
-        rows += [{"component": it.component, **row, "missing": "job" not in row} for row in found]
-    numbers = (*METRICS, "ratio")
-    columns = ("component", "segment", "missing", "job", "cluster", "start", "end", "state", *numbers)
-    return _frame(rows, columns, ("start", "end"), numbers)
+    return _frame(plain_segments(series), COLUMNS, ("start", "end"), (*METRICS, "ratio"))
 
 
 def _frame(

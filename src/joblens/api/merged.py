@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api.remote import RemoteStore
@@ -14,15 +14,18 @@ from joblens.store.catalog.listing import JobFilter, JobRow, make_filter
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
     from joblens.api.store import Progress, Store, StoreInfo
+    from joblens.record.model import ReferenceModel
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.queries import Run
+    from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
     from joblens.store.home import Home
     from joblens.store.reader import End, Series
 
 OWN, SITE = "own", "site"
 _Kind = TypeVar("_Kind")
+_Rows = TypeVar("_Rows", bound=Sized)
 
 
 class MergedStore(JobSource):
@@ -182,20 +185,39 @@ class MergedStore(JobSource):
         return self._source(name).processes(name)
 
     def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
-        """A run is counted among those of both sources, as `job` does."""
+        return self._read_run(name, run, lambda source, *of: source.ends(of[0], kind, of[1]), [])
+
+    def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        from joblens.store.end_table import table_of
+
+        none = table_of([], kind)
+        return self._read_run(name, run, lambda source, *of: source.end_table(of[0], kind, of[1]), none)
+
+    def whole_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        from joblens.store.end_table import table_of
+
+        none = table_of([], kind)
+        return self._read_run(name, run, lambda source, *of: source.whole_table(of[0], kind, of[1]), none)
+
+    def groups_of(self, name: str, by: Iterable[str], run: int | None = None) -> list[GroupUse]:
+        columns = tuple(by)
+        return self._read_run(name, run, lambda source, *of: source.groups_of(of[0], columns, of[1]), [])
+
+    def _read_run(
+        self, name: str, run: int | None, read: Callable[[JobSource, str, int | None], _Rows], none: _Rows
+    ) -> _Rows:
+        """Read from the first source that has something of it. A run is counted among those of both, as `job`
+        does."""
         if run is None:
-            return self._source(name).ends(name, kind)
+            return read(self._source(name), name, None)
         job = self.job(name, run).job
         name = f"{job.id}@{job.cluster}"
         for source in (self._site, self.own if self._reads_own() else None):
             runs = source.runs(name) if source is not None else []
             numbers = [number for number, it in enumerate(runs, 1) if it.start == job.start]
-            if source is not None and numbers and (found := source.ends(name, kind, numbers[0])):
+            if source is not None and numbers and len(found := read(source, name, numbers[0])):
                 return found
-        return []
-
-    def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
-        return self._source(name).end_table(name, kind) if run is None else super().end_table(name, kind, run)
+        return none
 
     def _source(self, name: str) -> JobSource:
         """Return the one whose record `job` returns."""
@@ -203,6 +225,29 @@ class MergedStore(JobSource):
         if there is None or isinstance(there, LookupError) or self._site is None:
             return self.own
         return self._site if _choose(name, own, there) is there else self.own
+
+    # Reference models
+
+    def models(self) -> list[ReferenceModel]:
+        return [it for it, _ in self.listed_models()]
+
+    def listed_models(self) -> list[tuple[ReferenceModel, str]]:
+        own = self.own.models() if self._reads_own() else []
+        there = self._ask(lambda site: site.models()) or []
+        found = [*((it, OWN) for it in own), *((it, SITE) for it in there)]
+        return sorted(found, key=lambda pair: pair[0].name)
+
+    def model(self, name: str) -> ReferenceModel:
+        """Return the own one, if both have one of that name."""
+        from joblens.store.models import NoModelError
+
+        try:
+            if self._reads_own():
+                return self.own.model(name)
+        except NoModelError:
+            if self._site is None:
+                raise
+        return self._ask(lambda site: site.model(name)) or self.own.model(name)
 
     # Maintenance
 

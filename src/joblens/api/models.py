@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from joblens.analysis.outliers import LEAST_JOBS
-from joblens.analysis.reference import measure_groups, measure_totals
+from joblens.analysis.reference import LEAST_REFERENCE, measure_groups, measure_totals
 from joblens.api.comparing import MOST_JOBS, PROGRAM, check_distinct, group_operations, name_unlike
 from joblens.core.errors import JoblensError, UsageError
 from joblens.record.model import ReferenceJob, ReferenceModel
@@ -49,8 +48,8 @@ def create_model(
     """Create a model of these jobs. Raises UsageError and JoblensError.
 
     It judges new jobs with the name and tags of the filter, or with those that all of its jobs have."""
-    if not LEAST_JOBS <= len(records) <= MOST_JOBS:
-        raise UsageError(f"a model is made of {LEAST_JOBS} to {MOST_JOBS} jobs, and not {len(records)}")
+    if not LEAST_REFERENCE <= len(records) <= MOST_JOBS:
+        raise UsageError(f"a model is made of {LEAST_REFERENCE} to {MOST_JOBS} jobs, and not {len(records)}")
     check_distinct(records)
     before: ReferenceModel | None = None
     if exists(store.home, name):

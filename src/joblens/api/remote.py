@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.api import responses
 from joblens.api.connection import Connection, Pairs, encode
-from joblens.api.source import JobQuery, JobSource, Listed, NotFoundError, not_found
+from joblens.api.source import CutError, JobQuery, JobSource, Listed, NotFoundError, not_found
 from joblens.core.errors import MalformedError, ServerError, UsageError, printable
 from joblens.store.catalog.listing import JobFilter, JobRow, make_filter
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
+    from joblens.record.model import ReferenceModel
     from joblens.record.report import JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.queries import Run
+    from joblens.store.end_groups import GroupUse
+    from joblens.store.end_table import EndTable
     from joblens.store.reader import End, Series
 
 _MOST_ON_A_PAGE = 1000
@@ -141,13 +144,75 @@ class RemoteStore(JobSource):
     def ends(self, name: str, kind: type[End], run: int | None = None) -> list[End]:
         from joblens.record.ends import NOUNS
 
-        query = [("run", run)]
-        found, cut = self._get(
-            f"{_job(name)}/ended/{NOUNS[kind]}", lambda data: responses.parse_ends(data, kind), query
-        )
+        found, cut = self._ends(name, kind, run)
         if cut:
-            self._report([f"{self.name} sends the first {len(found):,} {NOUNS[kind]} only"])
+            self._report([f"{self.name} sends the first {len(found):,} {NOUNS[kind]} of job {name} only"])
         return found
+
+    def _ends(self, name: str, kind: type[End], run: int | None) -> tuple[list[End], bool]:
+        """Return them, and whether there are more."""
+        from joblens.record.ends import NOUNS
+
+        path = f"{_job(name)}/ended/{NOUNS[kind]}"
+        return self._get(path, lambda data: responses.parse_ends(data, kind), [("run", run)])
+
+    def whole_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        from joblens.record.ends import NOUNS
+        from joblens.store.end_table import table_of
+
+        found, cut = self._ends(name, kind, run)
+        if cut:
+            raise self._cut(
+                f"job {name} has more than {len(found):,} {NOUNS[kind]}, and {self.name} sends no more: its "
+                "timeline, operations and threads are unknown"
+            )
+        return table_of(found, kind)
+
+    def groups_of(self, name: str, by: Iterable[str], run: int | None = None) -> list[GroupUse]:
+        """What is not known as a whole is unknown, and reported."""
+        columns = tuple(by)
+        query = [("by", ",".join(columns)), ("run", run)]
+        try:
+            found, cut = self._get(f"{_job(name)}/ended/groups", responses.parse_groups, query)
+        except NotFoundError:  # also from a service of an older version
+            return self._group_here(name, columns, run)
+        if not cut:
+            return found
+        self._cut(f"{self.name} sends no more than {len(found):,} groups of processes: job {name} has more")
+        return []
+
+    def _group_here(self, name: str, by: tuple[str, ...], run: int | None) -> list[GroupUse]:
+        from joblens.record.ends import EndedProcess
+        from joblens.store.end_groups import group_processes
+
+        try:
+            table = self.whole_table(name, EndedProcess, run)
+        except CutError:
+            return []
+        return group_processes(table.rows(range(len(table))), by)
+
+    def _cut(self, problem: str) -> CutError:
+        self._report([problem])
+        return CutError(problem)
+
+    def models(self) -> list[ReferenceModel]:
+        try:
+            found, problems = self._get("/models", responses.parse_models)
+        except NotFoundError:
+            raise ServerError(f"{self.name} has no models: its version of joblens is older") from None
+        self._report(problems)
+        return found
+
+    def model(self, name: str) -> ReferenceModel:
+        from joblens.store.models import NoModelError, parse_model
+
+        missing = NoModelError(f"model {printable(name, 100)}: not found, or not yours")
+        if not name or "/" in name or name in (".", ".."):  # its page would be another one
+            raise missing
+        try:
+            return self._get(f"/models/{encode(name)}", lambda data: parse_model(self.name, data))
+        except NotFoundError:
+            raise missing from None
 
     def page(self, path: str) -> Any:
         """Return `/now`, `/sets` or `/me` as plain data."""

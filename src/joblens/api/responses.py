@@ -10,7 +10,9 @@ from joblens.core.named_tuple import NamedTuple
 from joblens.store.catalog.listing import JobRow
 
 if TYPE_CHECKING:
+    from joblens.record.model import ReferenceModel
     from joblens.record.report import JobRecord, ProcessUse
+    from joblens.store.end_groups import GroupUse
     from joblens.store.reader import End, Series
 
 _TEXTS = frozenset("cluster id name user node source state verdict shown_id nodes partition account".split())
@@ -63,6 +65,16 @@ def _is_valid(name: str, value: object) -> bool:
     if name == "exit_code":
         return isinstance(value, int)
     return 0 <= value < _LATEST if name in ("start", "end") else value >= 0
+
+
+def parse_models(data: bytes) -> tuple[list[ReferenceModel], list[str]]:
+    """Return models without their figures, and what could not be read."""
+    from joblens.store.models import parse_model
+
+    plain = _object(data)
+    found = [parse_model("a model", render_json(it)) for it in _list(plain, "models")]
+    problems = [it for it in plain.get("problems") or [] if isinstance(it, str)]
+    return found, problems[:_MOST_PROBLEMS]
 
 
 def parse_report(name: str, data: bytes) -> JobRecord:
@@ -136,15 +148,28 @@ def parse_processes(data: bytes) -> list[ProcessUse]:
 
 
 def parse_ends(data: bytes, kind: type[End]) -> tuple[list[End], bool]:
-    """Return them, and whether there are more. Fields that this version does not know are left out."""
-    from joblens.record.fields import read
+    """Return them, and whether there are more."""
+    plain = _object(data)
+    return _tuples(plain, "ended", kind), bool(plain.get("cut"))
+
+
+def parse_groups(data: bytes) -> tuple[list[GroupUse], bool]:
+    """Return groups of processes, and whether there are more."""
+    from joblens.store.end_groups import GroupUse
 
     plain = _object(data)
-    rows = [
-        [it.get(name, kind._field_defaults[name]) for name in kind._fields]
-        for it in read(_list(plain, "ended"), list[dict[str, Any]])
-    ]
-    return read(rows, list[kind]), bool(plain.get("cut"))  # type: ignore[valid-type]
+    return _tuples(plain, "groups", GroupUse), bool(plain.get("cut"))
+
+
+def _tuples(plain: Mapping[str, Any], name: str, kind: Any) -> list[Any]:
+    """Fields that this version does not know are left out."""
+    from joblens.record.fields import read
+
+    defaults = kind._field_defaults
+    objects = read(_list(plain, name), list[dict[str, Any]])
+    return read(
+        [[it.get(field, defaults.get(field)) for field in kind._fields] for it in objects], list[kind]
+    )
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from joblens.core.errors import JoblensError
 from joblens.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from joblens.api import experiments
     from joblens.api.comparing import Outliers
     from joblens.api.lookup import Tsdb
-    from joblens.record.report import JobRecord, ProcessUse
+    from joblens.record.model import ReferenceModel
+    from joblens.record.report import JobRecord, Judgement, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.catalog.listing import JobFilter, JobRow
     from joblens.store.catalog.queries import Run
@@ -43,6 +45,10 @@ class JobQuery(NamedTuple):
 
 class NotFoundError(LookupError):
     """There is no such job, or it is someone else's."""
+
+
+class CutError(JoblensError):
+    """A service sends only a part of what an answer needs."""
 
 
 class AmbiguousError(LookupError):
@@ -161,12 +167,21 @@ class JobSource(ABC):
 
         return table_of(self.ends(name, kind, run), kind)
 
+    def whole_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
+        """Return the same, of all processes or threads. Raises CutError."""
+        return self.end_table(name, kind, run)
+
+    @abstractmethod
+    def groups_of(self, name: str, by: Iterable[str], run: int | None = None) -> list[GroupUse]:
+        """Return the processes of a job that are alike, by `tags`, `name` and `command`. A service adds them
+        up itself."""
+
     def operations(self, name: str, run: int | None = None) -> list[Operation]:
-        """Return the processes with the same tags as one each."""
+        """Return the processes with the same tags as one each. Raises CutError."""
         from joblens.analysis.operations import find_operations
         from joblens.record.ends import EndedProcess
 
-        return find_operations(self.end_table(name, EndedProcess, run))
+        return find_operations(self.whole_table(name, EndedProcess, run))
 
     # Comparing
 
@@ -176,22 +191,26 @@ class JobSource(ABC):
         return self.job(name, self._number_of(name, row.start))
 
     def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
-        """Return the processes of a job that are alike, by `tags`, `name` and `command`."""
-        from joblens.record.ends import EndedProcess
-        from joblens.store.end_groups import check_groups, group_processes
-
-        return group_processes(self._ends_of(record, EndedProcess), check_groups(by))
+        """Return what `groups_of` does, of the run that the record is of."""
+        name = f"{record.job.id}@{record.job.cluster}"
+        return self.groups_of(name, by, self._number_of(name, record.job.start))
 
     def thread_groups(self, record: JobRecord) -> list[GroupUse]:
-        """Return the threads of a job that are alike, by the program of their process and their name."""
+        """Return the threads of a job that are alike, by the program of their process and their name. Raises
+        CutError."""
         from joblens.record.ends import EndedProcess, EndedThread
         from joblens.store.end_groups import group_threads
 
         return group_threads(self._ends_of(record, EndedProcess), self._ends_of(record, EndedThread))
 
-    def _ends_of(self, record: JobRecord, kind: type[End]) -> list[End]:
+    def end_table_of(self, record: JobRecord, kind: type[End]) -> EndTable[End]:
+        """Return what `whole_table` does, of the run that the record is of. Raises CutError."""
         name = f"{record.job.id}@{record.job.cluster}"
-        return self.ends(name, kind, self._number_of(name, record.job.start))
+        return self.whole_table(name, kind, self._number_of(name, record.job.start))
+
+    def _ends_of(self, record: JobRecord, kind: type[End]) -> list[End]:
+        table = self.end_table_of(record, kind)
+        return table.rows(range(len(table)))
 
     def _number_of(self, name: str, start: float | None) -> int | None:
         """Return the number of the run that began then; none of a job with one run."""
@@ -231,6 +250,35 @@ class JobSource(ABC):
 
         step, expected = parse_step(every) if every else None, [it for it in (first, last) if it]
         return find_series(self, experiment, by, component, step, expected)
+
+    # Reference models
+
+    @abstractmethod
+    def models(self) -> list[ReferenceModel]:
+        """Return the reference models that this reader may see, in order of their names. Those of a service
+        have no figures; `model` returns them."""
+
+    def listed_models(self) -> list[tuple[ReferenceModel, str]]:
+        """Return the same with `own` or `site`, if both are listed."""
+        return [(it, "") for it in self.models()]
+
+    @abstractmethod
+    def model(self, name: str) -> ReferenceModel:
+        """Return a reference model. Raises NoModelError."""
+
+    def judge(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> list[Judgement]:
+        """Compare jobs with a reference model, and store nothing."""
+        from joblens.api.comparing import judge_jobs, load_chosen
+
+        return judge_jobs(self, load_chosen(self, names, **filters), model)
+
+    def judge_frame(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> pandas.DataFrame:
+        """One row for each figure that is unlike the model's, of jobs, operations and programs."""
+        from joblens.api.comparing import judge_jobs, load_chosen, name_jobs
+        from joblens.api.frames import frame_of_judgements
+
+        records = load_chosen(self, names, **filters)
+        return frame_of_judgements(name_jobs(records), judge_jobs(self, records, model))
 
     @abstractmethod
     def close(self) -> None: ...
@@ -283,7 +331,8 @@ class JobSource(ABC):
         return frame_of_operations(self.operations(name, run))
 
     def compare_frame(self, names: Sequence[str], others: Sequence[str] = ()) -> pandas.DataFrame:
-        """One row for each metric, operation and program, with the value of each job."""
+        """One row for each metric of the jobs, their operations and programs, and for each stretch of their
+        timelines, with the value of each job."""
         from joblens.api.comparing import load_named, name_jobs
         from joblens.api.frames import frame_of_comparison
 

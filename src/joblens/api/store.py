@@ -22,13 +22,11 @@ from joblens.store.home import Home, find_home, make_home
 from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
-    import pandas
-
     from joblens.api.lookup import Tsdb
     from joblens.jobs.epmt_archives import EpmtResult
     from joblens.jobs.retire import RetireResult
     from joblens.record.model import ReferenceModel
-    from joblens.record.report import Job, JobRecord, Judgement, ProcessUse
+    from joblens.record.report import Job, JobRecord, ProcessUse
     from joblens.schedulers.facts import BatchJob
     from joblens.store.edits import Change
     from joblens.store.end_groups import GroupUse
@@ -241,8 +239,15 @@ class Store(JobSource):
         """Return the record of a run by cluster, id and start. Raises LookupError."""
         return self._catalog.report(identity, self.scope)
 
+    def groups_of(self, name: str, by: Iterable[str], run: int | None = None) -> list[GroupUse]:
+        from joblens.store.end_groups import check_groups, group_ends
+
+        if run is not None:
+            return self.end_groups(self.job(name, run), by)
+        columns = check_groups(by)
+        return self._read(name, lambda span, reader: group_ends(reader, span, columns))
+
     def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
-        """Return the processes of a job that are alike, by `tags`, `name` and `command`."""
         from joblens.store.end_groups import check_groups, group_ends
 
         job = record.job
@@ -434,7 +439,6 @@ class Store(JobSource):
     # Reference models
 
     def models(self) -> list[ReferenceModel]:
-        """Return the reference models that this reader may see, in order of their names."""
         from joblens.api.models import visible
         from joblens.store.models import list_models
 
@@ -444,7 +448,6 @@ class Store(JobSource):
         return found
 
     def model(self, name: str) -> ReferenceModel:
-        """Return a reference model. Raises NoModelError."""
         from joblens.api.models import find_model
 
         return find_model(self, name)
@@ -476,20 +479,6 @@ class Store(JobSource):
         from joblens.store.models import remove_model
 
         remove_model(self.home, name)
-
-    def judge(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> list[Judgement]:
-        """Compare jobs with a reference model, and store nothing."""
-        from joblens.api.comparing import judge_jobs, load_chosen
-
-        return judge_jobs(self, load_chosen(self, names, **filters), model)
-
-    def judge_frame(self, names: Sequence[str] = (), *, model: str, **filters: Any) -> pandas.DataFrame:
-        """One row for each figure that is unlike the model's, of jobs, operations and programs."""
-        from joblens.api.comparing import judge_jobs, load_chosen, name_jobs
-        from joblens.api.frames import frame_of_judgements
-
-        records = load_chosen(self, names, **filters)
-        return frame_of_judgements(name_jobs(records), judge_jobs(self, records, model))
 
     # Import
 

@@ -59,8 +59,14 @@ COMMANDS = (
 )
 # These need no clean-up at exit, unless one of these libraries is loaded.
 _QUICK = ("run", "jobs", "job", "mark", "fom", "submit")
+# Here OpenBLAS, which NumPy loads, needs no thread for each core: to start these takes as long as the rest.
+# Other commands start programs of the user, which would inherit the variable.
+_ONE_THREAD = (
+    "jobs", "job", "submit", "ingest", "compare", "outliers", "model", "series", "delete", "retire", "db",
+    "hub", "import",
+)  # fmt: skip
 _ON_NODES = ("agent", "slurm", "config", "mark", "fom", "prometheus-config", "record")  # Python 3.9
-_WITH_AN_END = ("duckdb", "numpy")
+_WITH_AN_END = ("_duckdb", "numpy")
 _QUICK_GARBAGE = 100_000  # new objects between two garbage collections
 
 
@@ -107,6 +113,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         version = ".".join(map(str, sys.version_info[:2]))
         print(f"joblens: joblens {called} needs Python 3.11 or newer, not {version}", file=sys.stderr)
         return 2
+    if called in _ONE_THREAD:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return _run(words, called)
     except BrokenPipeError:  # the reader has closed the pipe

@@ -13,6 +13,7 @@ from joblens.cli.settings import KNOWN, load_agent
 from joblens.core.config import Settings, parse_settings
 from joblens.core.config_files import load_layers
 from joblens.core.host import Host
+from joblens.core.secrets import MASKS, add_masks
 
 EXAMPLE = """example:
   joblens agent --interval 1 --listen 127.0.0.1:9477
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    settings = _load(options)
+    masks = os.environ.get(MASKS, "")
+    settings = _load(options, masks)
     allow_open_files()
     agent = Agent(Host(options.root), settings, _log)
     if options.once:
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         "agent", "metrics at", _address(settings.listen, port), options.ready_fd
     )
     if not options.while_jobs:
-        agent.run(lambda: _load(options), ready)
+        agent.run(lambda: _load(options, masks), ready)
         return 0
     jobs = JobLifetime(settings.attribution.job_files, options.linger)
     if not jobs.begin():
@@ -67,14 +69,16 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         is_over = lambda: jobs.is_over(agent.sampler.attribution.forgotten)  # noqa: E731
-        agent.run(lambda: _load(options), ready, is_over)
+        agent.run(lambda: _load(options, masks), ready, is_over)
     finally:
         jobs.end()
     return 0
 
 
-def _load(options: argparse.Namespace) -> Settings:
+def _load(options: argparse.Namespace, masks: str) -> Settings:
+    """`masks`: the variable at the start. Those of settings that were loaded before are forgotten."""
     settings = load_agent(load_layers(options.config, os.environ))
+    add_masks(settings.mask, masks)
     chosen: Dict[str, Any] = {
         name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
     }

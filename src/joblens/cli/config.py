@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joblens.cli.settings import load_agent
-from joblens.cli.table import render_table, write
+from joblens.cli.table import add_output, render_table, write
 from joblens.collectors.table import COLLECTORS, Collector
 from joblens.core import csv_cells
 from joblens.core.config import CollectorSettings, Settings
@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="show every effective setting and its origin")
     show.add_argument("--config", metavar="F", help="show the settings of a command with --config F")
     show.add_argument("--changed", action="store_true", help="only settings from a file")
-    form = show.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--csv", action="store_true", help="as CSV")
+    add_output(show)
     show.set_defaults(act=_show)
 
 

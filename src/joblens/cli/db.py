@@ -22,6 +22,10 @@ EXAMPLE = """example:
   joblens db init
   joblens db copy ~/.local/share/joblens postgresql://joblens@db.example.org/jobs"""
 
+_COPY = """Copy the records of ended jobs, with their tags, annotations, findings and judgements. Samples,
+processes, threads, models, and jobs that have not ended are not copied: they stay in the folder of FROM.
+Records that TO has already are skipped, so that an interrupted copy can be repeated."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -37,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("upgrade", help="bring the tables of an older joblens to this version; jobs stay")
     size = actions.add_parser("size", help="show the size of the job records, and of the samples")
     size.add_argument("--json", action="store_true", help="as JSON")
-    copy = actions.add_parser("copy", help="copy job records between files and databases; repeated, the rest")
+    what = "copy job records between files and databases; samples stay in their folder"
+    copy = actions.add_parser("copy", help=what, description=_COPY)
     where = "folder of a store, URL of a database without password, or `database` for the configured one"
     copy.add_argument("source", metavar="FROM", help=where)
     copy.add_argument("target", metavar="TO", help="the same")
@@ -146,6 +151,10 @@ def _copy(options: argparse.Namespace) -> int:
         raise UsageError("FROM and TO are the same")
     done = copy_records(source, target, progress("jobs"))
     print(f"{render_count(done.copied, 'record')} copied; {done.known} were there already", file=sys.stderr)
+    if source.path != target.path:
+        print(
+            f"not copied: samples, processes, threads and models; they are in {source.path}", file=sys.stderr
+        )
     warn(done.problems)
     return 1 if done.problems else 0
 
@@ -174,9 +183,12 @@ def _find(text: str, make: bool = False) -> Home:
 def _drop(options: argparse.Namespace) -> int:
     from joblens.store.home import find_home
     from joblens.store.saving import drop_records
+    from joblens.store.undelivered import count_waiting
 
     home = find_home()
     what = f"all job records in {home.database or home.records}"
+    if waiting := count_waiting(home):
+        what += f", and {render_count(waiting, 'file')} of records that wait for it in {home.undelivered}"
     if not options.force:
         if not sys.stdin.isatty():
             raise UsageError(f"nothing is removed without asking; --force removes {what}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
 from joblens.core.config_files import Layer, load_layers, merge
 from joblens.core.errors import UsageError
+from joblens.core.secrets import use_masks
 from joblens.hub.settings import SCHEDULERS, HubSettings, parse_hub_settings
 from joblens.store.database import use_database
 
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     layers = load_layers(options.config, os.environ)
     settings = load_hub(layers)
     use_database(layers, os.environ)
+    use_masks(config=options.config)
     if options.home:
         settings = settings._replace(home=options.home)
     if options.what:

@@ -59,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from joblens.core.secrets import use_masks
+
+    use_masks()
     return {"ldms": _ldms, "sacct": _sacct, "epmt": _epmt}[options.system](options)
 
 
@@ -155,7 +158,9 @@ def render(result: LdmsResult) -> list[str]:
 
 
 def _render_skipped(result: ImportResult) -> list[str]:
-    parts = []
+    parts = [f"{render_count(result.waiting, 'record')} to be delivered to the database"] * bool(
+        result.waiting
+    )
     if result.bad:
         parts.append(f"{render_count(result.bad, 'bad line')} skipped")
     if result.unusable:

@@ -67,11 +67,13 @@ def run(options: argparse.Namespace) -> int:
         status = {**inbox.load_status(), "running": inbox.is_watched(), "archives": inbox.count()}
         write(json.dumps(status, indent=2) + "\n" if options.json else render(status))
         return 0 if status["running"] else 1
+    from joblens.core.secrets import use_masks
     from joblens.jobs.epmt_archives import parse_zone
     from joblens.jobs.ingest_folder import Ingest, Source
     from joblens.store.home import find_home, make_home
     from joblens.usermode.facts import ask_about
 
+    use_masks()
     parse_zone(options.zone)  # refuses one that does not exist
     home = make_home(find_home(options.home))
     source = Source(home, ask_about, options.zone, options.cluster)

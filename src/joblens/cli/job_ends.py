@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.cli.job_choice import check_limit
@@ -31,6 +31,7 @@ _OPERATION_SORTS: dict[str, Callable[[Any], float]] = {
 }
 _IN_ORDER = ("tree", "gantt")  # of start
 _LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 100, 20, 45  # columns
+_LEAST_OF_NAME = 36  # columns of a name, before others are dropped
 _INDENT, _DEEPEST = "· ", 12  # what is deeper is indented no further
 
 
@@ -42,6 +43,7 @@ class _View(NamedTuple):
     left: tuple[int, ...]
     shrink: int
     depths: Sequence[int] = ()  # of a tree
+    drop: tuple[int, ...] = ()  # columns that a narrow terminal does not get
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,18 +80,30 @@ def show(view: str, source: JobSource, options: argparse.Namespace) -> None:
         rest = f"{len(found.rows)} of {found.total:,} are listed; --limit 0 lists all"
         print(f"joblens: {rest}", file=sys.stderr)
     if options.json:
-        write(json.dumps([_plain(found, number) for number in range(len(found.rows))], indent=2) + "\n")
+        write(_render_json(found) + "\n")
     elif options.csv:
-        head = (*(("depth",) if found.depths else ()), *(found.rows[0]._fields if found.rows else ()))
-        write(render_csv(head, (tuple(_plain(found, it).values()) for it in range(len(found.rows)))))
+        write(render_csv(*_plain(found)))
     else:
         lines = [found.cells(row) for row in found.rows]
-        write("\n".join(render_table(found.head, lines, left=found.left, shrink=found.shrink)) + "\n")
+        table = render_table(found.head, lines, found.left, found.shrink, found.drop, _LEAST_OF_NAME)
+        write("\n".join(table) + "\n")
 
 
-def _plain(view: _View, number: int) -> dict[str, Any]:
-    depth = {"depth": view.depths[number]} if view.depths else {}
-    return {**depth, **view.rows[number]._asdict()}
+def _plain(view: _View) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+    """Return the names of the columns, and the rows."""
+    head = view.rows[0]._fields if view.rows else ()
+    if not view.depths:
+        return head, view.rows
+    return ("depth", *head), ((depth, *row) for depth, row in zip(view.depths, view.rows))
+
+
+def _render_json(view: _View) -> str:
+    from msgspec import json as quick_json
+
+    head, rows = _plain(view)
+    plain = [dict(zip(head, row)) for row in rows]
+    found = quick_json.format(quick_json.encode(plain), indent=2)
+    return found.decode() if found.isascii() else json.dumps(plain, indent=2)
 
 
 def _limit(options: argparse.Namespace, count: int) -> int:
@@ -97,12 +111,14 @@ def _limit(options: argparse.Namespace, count: int) -> int:
     return min(limit, count) if limit else count
 
 
-def _table(source: JobSource, options: argparse.Namespace, kind: type[End]) -> EndTable[End]:
-    """Return those that the filter selects."""
+def _table(
+    source: JobSource, options: argparse.Namespace, kind: type[End], whole: bool = False
+) -> EndTable[End]:
+    """Return those that the filter selects; `whole`: of all of them, or raise CutError."""
     from joblens.record.ends import EndedProcess, EndedThread
 
     try:
-        found = source.end_table(options.id, kind, options.number)
+        found = (source.whole_table if whole else source.end_table)(options.id, kind, options.number)
         if not len(found) and kind is EndedThread and source.ends(options.id, EndedProcess, options.number):
             raise JoblensError(f"no process of job {options.id:.100} has created a thread that was recorded")
     except LookupError as error:
@@ -233,16 +249,16 @@ def _operations(source: JobSource, options: argparse.Namespace) -> _View:
     from joblens.analysis.operations import find_operations
     from joblens.record.ends import EndedProcess
 
-    found = find_operations(_table(source, options, EndedProcess))
+    found = find_operations(_table(source, options, EndedProcess, whole=True))
     found.sort(key=_OPERATION_SORTS[options.sort or "cpu"])
     rows = found[: _limit(options, len(found))]
-    head = ("tags", "processes", "sum", "busy", "from start to end", "CPU", "memory")
+    head = ("tags", "processes", "wall time", "busy", "took", "CPU", "memory")
 
     def cells(it: Any) -> tuple[str, ...]:
         durations = map(_time, (it.sum_seconds, it.busy_seconds, it.span_seconds, it.cpu_seconds))
         return (it.tags or "(none)", f"{it.processes:,}", *durations, _bytes(it.memory_peak_bytes))
 
-    return _View(rows, len(found), head, cells, (0,), 0)
+    return _View(rows, len(found), head, cells, (0,), 0, drop=(3, 2))
 
 
 _VIEWS = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from joblens.cli import source as sources
 from joblens.cli.job_choice import check_limit
 from joblens.cli.source import choose_source, open_chosen
-from joblens.cli.table import render_table, warn, write
+from joblens.cli.table import add_output, render_table, warn, write
 from joblens.core.units import render_bytes, render_cores, render_exit, render_load, render_seconds
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=tuple(SORTS), default="start", help="the newest and largest first")
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="0 for all (default 20)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--csv", action="store_true", help="as CSV")
+    add_output(parser)
     sources.add_arguments(parser)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from joblens.cli import hub_client
-from joblens.cli.table import plain, render_table, write
+from joblens.cli.table import add_output, plain, render_table, write
 from joblens.core import csv_cells
 from joblens.core.units import render_bytes, render_seconds
 from joblens.hub.status import ClockChange, JobStatus, SetStatus, StatusPage
@@ -84,9 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="PATTERN", help="only nodes that match, with * and ?")
     parser.add_argument("--job", metavar="PATTERN", help="only jobs that match, and the sets of their nodes")
     parser.add_argument("--user", metavar="PATTERN", help="only jobs of users that match")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--csv", action="store_true", help="as CSV")
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,13 +7,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from joblens.cli import source as sources
 from joblens.cli.job_choice import add_runs, load_chosen
 from joblens.cli.jobs import add_filters, filter_of
-from joblens.cli.table import progress, render_table, warn, write
+from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.table import add_output, progress, render_table, room, warn, write
+from joblens.core.csv_cells import render_csv
 from joblens.core.errors import printable
 from joblens.reports.figures import WORDS, render_group, render_value
+from joblens.reports.text import wrap
 
 if TYPE_CHECKING:
+    from joblens.api.source import JobSource
     from joblens.api.store import Store
     from joblens.record.model import ReferenceModel, Usual
 
@@ -21,11 +26,13 @@ EXAMPLE = """example:
   joblens model create build --tag exp_name:linux_kernel --until 2026-11-01
   joblens model create build 4242 4243 4244 --replace
   joblens model list
+  joblens model list --server /run/joblens/serve.sock --csv
   joblens model show build
   joblens model disable build
   joblens model enable build
   joblens model remove build"""
 
+_COLUMNS = ("model", "owner", "created", "enabled", "everyone", "jobs", "job_name", "tags")
 _CPU = "cpu_seconds"
 _MOST_SHOWN = 10  # operations, and programs
 _ACTIONS = {
@@ -44,60 +51,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_filters(create)
     add_runs(create)
     create.add_argument("--replace", action="store_true", help="in place of the model of that name")
+    create.add_argument("--home", metavar="DIR", help="in the store in this folder")
+    create.add_argument("--json", action="store_true", help="as JSON")
     listing = actions.add_parser("list", help="list the models")
+    add_output(listing)
+    sources.add_arguments(listing)
     for name, what in _ACTIONS.items():
         action = actions.add_parser(name, help=what)
         action.add_argument("model", metavar="NAME", help="name of the model")
-        _add_output(action, name == "show")
-    _add_output(create, True)
-    _add_output(listing, True)
-
-
-def _add_output(parser: argparse.ArgumentParser, prints: bool) -> None:
-    parser.add_argument("--home", metavar="DIR", help="in the store in this folder")
-    if prints:
-        parser.add_argument("--json", action="store_true", help="as JSON")
+        if name == "show":
+            action.add_argument("--json", action="store_true", help="as JSON")
+            sources.add_arguments(action)
+        else:
+            action.add_argument("--home", metavar="DIR", help="in the store in this folder")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.action in ("list", "show"):
+        with open_chosen(choose_source(options)) as source:
+            try:
+                _list(source, options) if options.action == "list" else _show(
+                    source.model(options.model), options
+                )
+            finally:
+                warn(source.problems)
+            return 3 if options.action == "list" and source.problems else 0
     from joblens.api.store import Store
 
     with Store(options.home, progress=progress("days of records")) as store:
         try:
-            _act(store, options)
+            _change(store, options)
         finally:
             warn(store.problems)
-        return 3 if options.action == "list" and store.problems else 0
+        return 0
 
 
-def _act(store: Store, options: argparse.Namespace) -> None:
+def _change(store: Store, options: argparse.Namespace) -> None:
     if options.action == "create":
         from joblens.api.models import create_model
 
         records = load_chosen(store, options)
         _show(create_model(store, options.model, records, filter_of(options), options.replace), options)
-    elif options.action == "list":
-        _list(store, options.json)
-    elif options.action == "show":
-        _show(store.model(options.model), options)
     elif options.action == "remove":
         store.remove_model(options.model)
     else:
         store.enable_model(options.model, options.action == "enable")
 
 
-def _list(store: Store, as_json: bool) -> None:
-    models = store.models()
-    if as_json:
-        write(json.dumps([_head(it) for it in models], indent=2) + "\n")
-    elif not models:
-        if store.problems:  # there are some, which cannot be read
-            return
+def _list(source: JobSource, options: argparse.Namespace) -> None:
+    found = source.listed_models()
+    beside = (lambda origin: (origin,)) if source.several else lambda origin: ()
+    title = beside("from")
+    if options.json:
+        plain = [{**_head(it), **dict(zip(title, beside(origin)))} for it, origin in found]
+        write(json.dumps(plain, indent=2) + "\n")
+    elif options.csv:
+        rows = ((*_cells(it), *beside(origin)) for it, origin in found)
+        write(render_csv((*_COLUMNS, *title), rows))
+    elif found:
+        shown = [
+            (it.name, it.owner, _day(it.created), str(len(it.jobs)), *beside(origin), _judges(it))
+            for it, origin in found
+        ]
+        head = ("model", "owner", "created", "jobs", *title, "judges")
+        last = len(head) - 1
+        write("\n".join(render_table(head, shown, (0, 1, 2, *range(4, last + 1)), last)) + "\n")
+    elif not source.problems:  # there are some, which cannot be read
         print("joblens: there is no model yet; begin with: joblens model create NAME ID…", file=sys.stderr)
-    else:
-        rows = [(it.name, it.owner, _day(it.created), str(len(it.jobs)), _judges(it)) for it in models]
-        write("\n".join(render_table(("model", "owner", "created", "jobs", "judges"), rows, (0, 1, 2, 4), 4)))
-        write("\n")
+
+
+def _cells(model: ReferenceModel) -> tuple[object, ...]:
+    tags = " ".join(f"{name}:{value}" for name, value in model.tags.items())
+    known = (model.name, model.owner, model.created, model.enabled, model.everyone)
+    return (*known, len(model.jobs), model.job_name, tags)
 
 
 def _head(model: ReferenceModel) -> dict[str, Any]:
@@ -129,8 +155,8 @@ def _show(model: ReferenceModel, options: argparse.Namespace) -> None:
     jobs = ", ".join(job.id for job in model.jobs[:5]) + (", …" if len(model.jobs) > 5 else "")
     lines = [
         printable(f"model {model.name} of {model.owner}, {_day(model.created)}"),
-        f" judges    {_judges(model)}",
-        printable(f" jobs      {len(model.jobs)}: {jobs}"),
+        *_wrapped(" judges    ", _judges(model)),
+        *_wrapped(" jobs      ", printable(f"{len(model.jobs)}: {jobs}")),
         "",
         *_table("", [(WORDS[name], name, usual) for name, usual in model.totals.items()]),
     ]
@@ -139,6 +165,12 @@ def _show(model: ReferenceModel, options: argparse.Namespace) -> None:
         known.sort(key=lambda row: -row[2].centre)
         lines += ["", *_table(f"CPU time of {title}", known[:_MOST_SHOWN])] if known else []
     write("\n".join(lines) + "\n")
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """A pipe gets it whole."""
+    width = room()
+    return wrap(head, text, width) if width else [head + text]
 
 
 def _table(title: str, rows: list[tuple[str, str, Usual]]) -> list[str]:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from joblens.cli import source as sources
 from joblens.cli.job_choice import add_runs, check_limit, load_chosen
 from joblens.cli.jobs import add_filters
 from joblens.cli.source import choose_source, open_chosen
-from joblens.cli.table import progress, render_table, warn, write
+from joblens.cli.table import add_output, render_table, room, warn, write
 from joblens.core.errors import UsageError, printable
 from joblens.reports.figures import (
     WORDS,
@@ -20,11 +20,14 @@ from joblens.reports.figures import (
     render_ratio,
     render_value,
 )
+from joblens.reports.text import wrap
+from joblens.reports.width import display_width
 
 if TYPE_CHECKING:
     from joblens.analysis.outliers import Cause, Outlier
     from joblens.api.comparing import Explained, Outliers
 
+_HANGING = 2  # columns by which the rest of a sentence is indented
 EXAMPLE = """example:
   joblens outliers --tag exp_name:linux_kernel
   joblens outliers --name 'train*' --since 30d --method iqr
@@ -45,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_runs(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows, 0 for all (default 20)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_output(parser)
     sources.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.api.comparing import find_unusual
+    from joblens.api.comparing import OUTLIER_COLUMNS, find_unusual, outlier_rows
 
     check_limit(options.limit)
     if options.model:
@@ -59,7 +62,6 @@ def run(options: argparse.Namespace) -> int:
     with open_chosen(choose_source(options)) as source:
         found = find_unusual(source, load_chosen(source, options), options.of, options.method)
         warn(source.problems)
-    _warn_of_method(found)
     if found.left_out:
         kind = "threads" if options.of == "threads" else "processes"
         jobs = "1 job has" if found.left_out == 1 else f"{found.left_out} jobs have"
@@ -67,13 +69,14 @@ def run(options: argparse.Namespace) -> int:
     limited = found._replace(found=found.found[: options.limit or None])
     if options.json:
         write(json.dumps(limited.to_dict(), indent=2) + "\n")
+    elif options.csv:
+        _write_csv(OUTLIER_COLUMNS, outlier_rows(limited))
     elif not found.found:
         what = "" if options.of == "jobs" else f"the {options.of} of "
         print(f"joblens: none of {what}{len(found.jobs)} jobs is unlike the others", file=sys.stderr)
     else:
-        lines = (
-            render_jobs(limited) if options.of == "jobs" else render_groups(limited, options.of == "threads")
-        )
+        of_jobs = options.of == "jobs"
+        lines = _fitted(render_jobs(limited)) if of_jobs else render_groups(limited, options.of == "threads")
         write("\n".join(lines) + "\n")
         if len(limited.found) < len(found.found):
             print(
@@ -84,36 +87,51 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _judge(options: argparse.Namespace) -> int:
-    """Compare jobs with a model, which only a store on this machine has."""
-    from joblens.api.comparing import judge_jobs, name_jobs, plain_jobs
-    from joblens.api.store import Store
+    """Compare jobs with a model."""
+    from joblens.api.comparing import JUDGED_COLUMNS, judge_jobs, judged_rows, name_jobs, plain_jobs
 
     if options.of or options.method:
         raise UsageError("--of and --method compare jobs with each other: --model takes neither")
-    if options.server:
-        raise UsageError("models are in a store on this machine: --model and --server are mutually exclusive")
-    with Store(options.home, progress=progress("days of records")) as store:
-        records = load_chosen(store, options)
-        judged = judge_jobs(store, records, options.model)
-        warn(store.problems)
+    with open_chosen(choose_source(options)) as source:
+        records = load_chosen(source, options)
+        judged = judge_jobs(source, records, options.model)
+        warn(source.problems)
     if options.json:
         jobs = [{**job, **it.to_dict()} for job, it in zip(plain_jobs(records), judged)]
         write(json.dumps({"model": options.model, "jobs": jobs}, indent=2) + "\n")
         return 0
+    if options.csv:
+        _write_csv(JUDGED_COLUMNS, judged_rows(name_jobs(records), judged))
+        return 0
     most = options.limit or sys.maxsize
     for name, it in zip(name_jobs(records), judged):
         first, *rest = render_judgement(it, most)
-        write("\n".join([f"job {printable(name)} is {first}", *rest]) + "\n")
+        write("\n".join(_fitted([f"job {printable(name)} is {first}", *rest])) + "\n")
     return 0
 
 
-def _warn_of_method(found: Outliers) -> None:
-    from joblens.analysis.outliers import highest_score
+def _fitted(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines that fit the terminal; a pipe gets them whole."""
+    width = room()
+    for line in lines:
+        text = line.lstrip()
+        indent = " " * (len(line) - len(text))
+        if not width or display_width(line) <= width:
+            yield line
+            continue
+        first, *rest = wrap(indent, text, width - _HANGING)
+        yield from (first, *(" " * _HANGING + it for it in rest))
 
-    count, method = len(found.jobs), found.method
-    most = highest_score(method, count)
-    if most <= found.threshold:
-        warn([f"{method} is at most {most:.1f} among {count} jobs, so it finds none; use modified-z"])
+
+def _write_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    from joblens.core.csv_cells import render_csv
+
+    write(render_csv(columns, ([_cell(value) for value in row] for row in rows)))
+
+
+def _cell(value: object) -> object:
+    """Causes are a list."""
+    return "; ".join(value) if isinstance(value, list) else value
 
 
 def render_jobs(found: Outliers) -> list[str]:
@@ -157,19 +175,25 @@ def _symptoms(it: Explained) -> Iterator[str]:
 
 
 def render_groups(found: Outliers, threads: bool = False) -> list[str]:
+    """One table for each job."""
     from joblens.api.comparing import name_jobs
 
     names = name_jobs(found.jobs)
-    words = WORDS | ({"processes": "threads", "elapsed_seconds": "time of its threads"} if threads else {})
-    rows = [
-        (
-            names[it.job],
-            render_group(it.group),
-            words[it.metric],
-            render_value(it.metric, it.value),
-            render_value(it.metric, it.usual),
-            "-" if it.ratio is None else render_ratio(it.ratio),
-        )
-        for it, *_ in found.found
-    ]
-    return render_table(("job", "what", "metric", "value", "usual", "ratio"), rows, left=(0, 1, 2), shrink=1)
+    words = WORDS | ({"processes": "threads"} if threads else {})
+    lines: list[str] = []
+    for job in dict.fromkeys(it.outlier.job for it in found.found):
+        rows = [
+            (
+                render_group(it.group),
+                words[it.metric],
+                render_value(it.metric, it.value),
+                render_value(it.metric, it.usual),
+                "-" if it.ratio is None else render_ratio(it.ratio),
+            )
+            for it, *_ in found.found
+            if it.job == job
+        ]
+        head = ("what", "metric", "value", "usual", "ratio")
+        title = f"job {printable(names[job])} is unlike {len(found.jobs) - 1} others"
+        lines += ["", *_fitted([title]), *render_table(head, rows, left=(0, 1), shrink=0)]
+    return lines[1:]

@@ -10,7 +10,7 @@ from joblens.core.named_tuple import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from joblens.capture.session import Capture
     from joblens.collectors.cgroup_limits import Limiting
@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also record every process and thread exactly, with a library that is preloaded into them "
         f"(default: no, or as {_CAPTURE} says)",
     )
+    parser.add_argument(
+        "--mask", action="append", default=[], metavar="PATTERN",
+        help="an option whose value is not stored (--mask=--license), or arguments as ghp_*; can be repeated",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="store the job, print no report")
     parser.add_argument("command", nargs=REMAINDER, metavar="CMD", help="the command, after --")
 
@@ -60,7 +64,7 @@ class Job(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     found = options.command, options.name, options.tag, options.interval, options.quiet
-    return run_command(*found, capture=options.capture)
+    return run_command(*found, capture=options.capture, masks=options.mask)
 
 
 def run_quickly(words: list[str]) -> int | None:
@@ -89,8 +93,9 @@ def run_quickly(words: list[str]) -> int | None:
 
 
 def run_command(
-    command: list[str], name: str, tags: list[str], interval: float, quiet: bool, capture: bool | None = None
-) -> int:
+    command: list[str], name: str, tags: list[str], interval: float, quiet: bool, capture: bool | None = None,
+    masks: Sequence[str] = (),
+) -> int:  # fmt: skip
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise UsageError("no command given: joblens run -- CMD")
@@ -98,6 +103,7 @@ def run_command(
         raise UsageError(f"--interval is {interval}; it must be 0.01 to 3600 seconds")
     from joblens.run.facts import job_tags
 
+    _mask(masks)
     parsed = job_tags(tags, os.environ)
     try:
         job = _prepare(command, name, parsed, interval)
@@ -107,6 +113,18 @@ def run_command(
     if os.environ.get(_CAPTURE) == "1" if capture is None else capture:
         job = job._replace(capture=_prepare_capture(job))
     return _run_watched(command, job, quiet)
+
+
+def _mask(given: Sequence[str]) -> None:
+    """Raises ConfigError for a pattern that is given. With others, the command runs in any case."""
+    from joblens.core.secrets import ALL, MASKS, check_masks, use_masks
+
+    check_masks(given)
+    try:
+        use_masks(given)
+    except Exception as error:
+        os.environ[MASKS] = ALL
+        _say(f"all arguments are masked: {sentence(error)}")
 
 
 def _prepare(command: list[str], name: str, tags: dict[str, str], interval: float) -> Job:
@@ -134,13 +152,13 @@ def _prepare_capture(job: Job) -> Capture | None:
     """Return None, and say why, if processes cannot be captured. The command runs in any case."""
     from joblens.capture.library import unknown_counters, usable_library
     from joblens.capture.session import Capture, make_folder
-    from joblens.store.home import find_home
+    from joblens.store.location import find_filesystem, is_shared
 
     try:
         library = usable_library()
         if ignored := unknown_counters(os.environ):
             _say(ignored)
-        return Capture(make_folder(job.folder, find_home(job.store).shared), library)
+        return Capture(make_folder(job.folder, is_shared(find_filesystem(job.store))), library)
     except (OutsideError, OSError) as error:
         _say(f"processes are not captured: {sentence(error)}")
     return None
@@ -163,10 +181,14 @@ def _not_started(error: OSError) -> int:
 
 
 def _run_watched(command: list[str], job: Job, quiet: bool) -> int:
+    from joblens.core.json_file import render_json
     from joblens.run.spawn import NoRoomError, NotStartedError
+    from joblens.run.subprocess_guard import Guarded, run_interruptible
     from joblens.run.supervise import end_as, supervise
 
-    meanwhile = (lambda: None) if quiet else _load
+    why = f"job {job.facts.id} is not stored: {{}}; `joblens jobs` will try again"
+    storing = Guarded(lambda end: _try(lambda: _complete(job, end, quiet), why), prepare=_load)
+    meanwhile = (lambda: None) if quiet else storing.start
     try:
         ended = supervise(command, job.facts, job.folder, job.limiting, meanwhile, job.capture)
     except NotStartedError as error:
@@ -176,7 +198,14 @@ def _run_watched(command: list[str], job: Job, quiet: bool) -> int:
         _discard(job)
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    _store(job, ended, quiet)
+    if quiet and _is_short(job, ended):
+        ended_by = run_interruptible(lambda: _try(lambda: _finish(job, ended), why))
+    else:
+        if quiet:
+            storing.start()
+        ended_by = storing.finish(render_json(describe_end(ended)))
+    if ended_by:
+        _say(why.format(f"signal {ended_by} ended that"))
     return end_as(ended.status)
 
 
@@ -192,31 +221,23 @@ def _discard(job: Job) -> None:
 
 
 def _load() -> None:
-    """Import modules for the report while the last sample is taken. Failures show when they are used."""
+    """Import modules of the report while the last sample is taken. Failures show when they are used."""
     from contextlib import suppress
     from importlib import import_module
 
     with suppress(Exception):
-        for name in ("joblens.wire.batch", "joblens.jobs.complete", "joblens.reports.text"):
+        for name in ("joblens.jobs.complete", "joblens.reports.text", "joblens.core.config_files"):
             import_module(name)
 
 
-def _store(job: Job, ended: Ended, quiet: bool) -> None:
+def _is_short(job: Job, ended: Ended) -> bool:
+    if job.capture and os.path.islink(f"{job.folder}/capture"):  # only this node has it
+        return False
+    return ended.end - ended.start < _SHORT_SECONDS and os.path.exists(job.folder)
+
+
+def _try(work: Callable[[], None], why: str) -> None:
     """The command has ended: nothing that fails here changes its exit code."""
-    from joblens.run.subprocess_guard import run_guarded, run_interruptible
-
-    short = quiet and ended.end - ended.start < _SHORT_SECONDS and os.path.exists(job.folder)
-    short = short and job.capture is None
-    how = f"job {job.facts.id} is not stored: {{}}; `joblens jobs` will try again"
-    if short:
-        ended_by = run_interruptible(lambda: _try(lambda: _finish(job, ended), how))
-    else:
-        ended_by = run_guarded(lambda: _try(lambda: _complete(job, ended, quiet), how))
-    if ended_by:
-        _say(how.format(f"signal {ended_by} ended that"))
-
-
-def _try(work: Callable[[], None], how: str) -> None:
     from joblens.run.subprocess_guard import InterruptedBySignal
 
     try:
@@ -224,7 +245,7 @@ def _try(work: Callable[[], None], how: str) -> None:
     except InterruptedBySignal:
         raise
     except BaseException as error:
-        _say(how.format(sentence(error)))
+        _say(why.format(sentence(error)))
 
 
 def _finish(job: Job, ended: Ended) -> None:
@@ -251,16 +272,18 @@ def _complete_all(store: str) -> None:
         settle_some(home)
 
 
-def _complete(job: Job, ended: Ended, quiet: bool) -> None:
+def _complete(job: Job, data: bytes, quiet: bool) -> None:
+    """`data`: the fields of JobEnd as JSON."""
     from pathlib import Path
 
+    from joblens.core.json_file import parse_json
     from joblens.record.fields import read
     from joblens.record.job import JobEnd, JobFacts
     from joblens.store.home import find_home
     from joblens.store.ingest import Incoming, take_back
     from joblens.store.location import finish
 
-    facts, end = JobFacts(**job.facts._asdict()), read(describe_end(ended), JobEnd)
+    facts, end = JobFacts(**job.facts._asdict()), read(parse_json(data), JobEnd)
     found = take_back(Incoming(Path(job.folder), facts, end))
     if found.end is not None:
         finish(job.folder, found.end.to_dict())

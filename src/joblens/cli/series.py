@@ -3,11 +3,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from joblens.api.experiments import Series, find_series
+from joblens.api.experiments import COLUMNS, Series, find_series, plain_segments
 from joblens.cli import source as sources
 from joblens.cli.figures import render_count
 from joblens.cli.source import choose_source, open_chosen
-from joblens.cli.table import render_table, warn, write
+from joblens.cli.table import add_output, render_table, warn, write
+from joblens.core.csv_cells import render_csv
 from joblens.core.errors import JoblensError, printable
 from joblens.reports.figures import render_ratio, render_value
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--first", metavar="SEGMENT", help="the first segment that has to be there")
     parser.add_argument("--last", metavar="SEGMENT", help="the last one")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_output(parser)
     sources.add_arguments(parser)
 
 
@@ -48,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
         plain = {"experiment": options.experiment, "series": [it.to_dict() for it in found]}
         write(json.dumps(plain, indent=2) + "\n")
         return 0
-    write("\n\n".join("\n".join(render(it)) for it in found) + "\n")
+    if options.csv:
+        rows = plain_segments(found)
+        write(render_csv(COLUMNS, ([row.get(name) for name in COLUMNS] for row in rows)))
+    else:
+        write("\n\n".join("\n".join(render(it)) for it in found) + "\n")
     for it in found:
         warn(printable(f"{it.component or options.experiment}: {problem}") for problem in it.problems)
     return 0
@@ -77,7 +82,10 @@ def render(series: Series) -> list[str]:
     title += f", one every {series.step}" if series.step else ""
     title += f", {_missing(series)}"
     head = ("segment", "job", "took", "× usual", "CPU time", "memory", "state")
-    return [printable(title), *render_table(head, [rows[it] for it in order], left=(0, 1, 6), shrink=1)]
+    return [
+        printable(title),
+        *render_table(head, [rows[it] for it in order], left=(0, 1, 6), shrink=1, keep_end=True),
+    ]
 
 
 def _missing(series: Series) -> str:

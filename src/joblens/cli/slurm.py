@@ -6,11 +6,12 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from joblens.cli.table import warn
-from joblens.core.errors import UsageError
+from joblens.core.errors import OutsideError, UsageError
 from joblens.hooks import NO_CAPTURE, SLURM, Capturing, slurm_hook
 
 EXAMPLE = """example:
@@ -95,7 +96,7 @@ def _install(options: argparse.Namespace) -> int:
     settings = load_agent(load_layers(named, {}))
     memory = os.path.dirname(trigger_path(settings.attribution.job_files))
     agent = _start_command(options) if options.per_job else ""
-    capturing = _capturing(options) if options.capture else NO_CAPTURE
+    capturing = _capturing(options, settings.mask) if options.capture else NO_CAPTURE
     hooks = {name: slurm_hook(name, memory, agent, capturing) for name in SLURM}
     folder = Path(options.folder).absolute()
     if options.write:
@@ -114,14 +115,16 @@ def _start_command(options: argparse.Namespace) -> str:
 
 
 def _command(*words: str) -> str:
-    program = shutil.which(sys.argv[0]) or shutil.which("joblens")
+    program = None if sys.argv[0].endswith(".py") else shutil.which(sys.argv[0])  # of python -m joblens
+    program = program or shutil.which("joblens")
     if not program:
         raise UsageError("cannot find the command joblens; call it by its path, as /opt/joblens/bin/joblens")
     return " ".join(map(shlex.quote, [os.path.abspath(program), *words]))
 
 
-def _capturing(options: argparse.Namespace) -> Capturing:
+def _capturing(options: argparse.Namespace, masks: Sequence[str]) -> Capturing:
     from joblens.capture.library import usable_library
+    from joblens.collectors.external.trust import check_file, check_program
 
     records, archives = (os.path.abspath(folder) for folder in (options.records, options.to))
     for folder in (records, archives):
@@ -129,7 +132,10 @@ def _capturing(options: argparse.Namespace) -> Capturing:
             raise UsageError(f"{folder!r}: a folder for the hooks can have letters, digits and ._+-/ only")
     words = ["slurm", "collect", "--records", records, "--to", archives]
     words += ["--store", os.path.abspath(options.store)] if options.store else []
-    return Capturing(records, usable_library(), _command(*words))
+    library, collect = usable_library(), _command(*words)
+    check_file(library, os.geteuid())
+    check_program(shlex.split(collect)[0], os.geteuid())
+    return Capturing(records, library, collect, " ".join(masks))
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -142,23 +148,37 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _submit(archives: Path, store: str) -> list[str]:
-    """Store all, and remove those that were stored before, with the end of their job."""
+    """Store all, and remove those that were stored before, with the end of their job. What comes while
+    another process does this is left to it."""
+    from joblens.core.secrets import use_masks
     from joblens.jobs.submit import find_archives, remove_final, submit
     from joblens.store.home import find_home, make_home
+    from joblens.usermode.cluster_capture import locked
     from joblens.usermode.facts import ask_about
 
+    use_masks()
     home = find_home(store)
     make_home(home)
     problems: list[str] = []
-    for path in find_archives([archives]):
-        outcome = submit(home, path, ask_about)
-        problems += filter(None, (outcome.problem, outcome.waits, remove_final(outcome)))
+    tried = set[Path]()
+    while set(find_archives([archives])) - tried:
+        with locked(archives) as is_ours:
+            if not is_ours:
+                break
+            for path in sorted(set(find_archives([archives])) - tried):
+                tried.add(path)
+                outcome = submit(home, path, ask_about)
+                problems += filter(None, (outcome.problem, outcome.waits, remove_final(outcome)))
     return problems
 
 
 def _write(folder: Path, hooks: dict[str, str]) -> None:
-    """Write atomically: Slurm may run a hook at any moment."""
+    """Write atomically: Slurm may run a hook at any moment, as root."""
+    from joblens.collectors.external.trust import check_path
+
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if os.stat(check_path(str(folder), os.geteuid())).st_mode & 0o022:  # also if it is sticky
+        raise OutsideError(f"{folder} is not trusted: it is writable by others")
     for name, text in hooks.items():
         unfinished = folder / f".{name}.new"
         unfinished.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import shlex
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from joblens.agent.sender import Target, first_line
 from joblens.cli import hub_client
 from joblens.cli.agent import HUB, hub_url
 from joblens.cli.findings import Finding, print_findings
+from joblens.collectors.external.trust import check_file, check_path, check_program
 from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, sentence
 from joblens.core.host import Host
@@ -30,6 +32,7 @@ _LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
 SERVICE = "/run/joblens/serve.sock"
 _ORDINARY = "nobody"
+_PATH = "/usr/bin:/bin"  # of the hooks
 
 
 class Node(NamedTuple):
@@ -40,6 +43,12 @@ class Node(NamedTuple):
     config: str
     settings: Settings
     agent: str  # the command that starts it, "" if it is a service
+
+    @property
+    def root(self) -> int:
+        """The user of slurmd, which runs the hooks."""
+        found = re.search(r"\((\d{1,9})\)$", self.slurm.get("SlurmdUser", ""))
+        return int(found[1]) if found else 0
 
 
 def check(folder: str, config: str, as_json: bool) -> int:
@@ -154,21 +163,18 @@ def _cluster(node: Node) -> Iterator[Finding]:
 def _hooks(node: Node) -> Iterator[Finding]:
     for name in SLURM:
         path = f"{node.folder}/{name}"
-        problem = _why_not_run(path)
+        problem = _why_not_run(path, node.root)
         yield Finding(name, not problem, problem or path, "joblens slurm install --write, as root")
 
 
-def _why_not_run(path: str) -> str:
+def _why_not_run(path: str, uid: int) -> str:
     """Return a problem, or nothing. Slurm runs it as root, so that only root may be able to change it."""
     try:
-        status = os.stat(path)
-    except OSError as error:
+        check_program(path, uid)
+        executable = os.stat(path).st_mode & 0o555 == 0o555
+    except (JoblensError, OSError) as error:
         return sentence(error)
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o555 != 0o555:
-        return f"{path}: not executable by all users"
-    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path}: writable by other users than root"
-    return ""
+    return "" if executable else f"{path}: not executable by all users"
 
 
 def _agent_command(folder: Path) -> str:
@@ -197,50 +203,58 @@ def _capture(node: Node) -> Iterator[Finding]:
     if not records:
         return
     library, collect = _variable(folder / "task-prolog", "library"), _variable(folder / "epilog", "collect")
-    problem = why_not_preloaded(library)
+    problem = _why_not_preloaded(library, node.root)
     do = "install joblens where all users can read it, then joblens slurm install --capture --write"
     yield Finding("library", not problem, problem or f"{library} can be preloaded by all users", do)
-    problem = _why_not_written(records)
+    problem = _why_not_written(records, node.root)
     do = f"as root: rm -rf {shlex.quote(records)}; the next prolog creates it"
     yield Finding("records", not problem, problem or records, do)
-    program = shlex.split(collect)[0] if collect else ""
     do = "joblens slurm install --capture --write, with the joblens of the nodes"
-    yield Finding("collect", os.access(program, os.X_OK), collect or "no command in the epilog", do)
+    yield _command("collect", collect, collect or "no command in the epilog", do, node.root)
 
 
-def why_not_preloaded(library: str) -> str:
+def _why_not_preloaded(library: str, uid: int) -> str:
     """Return a problem, or nothing: each program of each job loads it, so that only root may change it."""
     try:
+        check_file(library, uid)
         for path in (Path(library), *Path(library).parents):
             mode, wanted = path.stat().st_mode, 0o004 if path == Path(library) else 0o001
             if not mode & wanted:
                 return f"{path}: not accessible to all users"
-    except OSError as error:
+    except (JoblensError, OSError) as error:
         return sentence(error)
-    status = os.stat(library)
-    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{library}: writable by other users than root"
     return ""
 
 
-def _why_not_written(records: str) -> str:
+def _why_not_written(records: str, uid: int) -> str:
     """Return a problem, or nothing, also if no job has been there yet."""
     from joblens.attribution.jobfiles import distrust
 
     try:
-        why = distrust(os.lstat(records), 0, stat.S_ISDIR)
+        why = distrust(os.lstat(records), uid, stat.S_ISDIR)
+        check_path(records, uid)
     except FileNotFoundError:
         return ""
-    except OSError as error:
+    except (JoblensError, OSError) as error:
         return sentence(error)
     return f"{records}: {why}" if why else ""
 
 
+def _command(what: str, command: str, said: str, do: str, uid: int) -> Finding:
+    """Of a command that a hook runs."""
+    try:
+        word = shlex.split(command)[0]
+        program = shutil.which(word, path=_PATH) or word
+        check_program(program, uid)
+    except (IndexError, JoblensError, ValueError) as error:
+        return Finding(what, False, sentence(error) if command else said, do)
+    return Finding(what, os.access(program, os.X_OK), said, do)
+
+
 def _agent(node: Node) -> Iterator[Finding]:
     if node.agent:
-        program = shlex.split(node.agent)[0]
         do = "joblens slurm install --per-job --write, with the joblens of the nodes"
-        yield Finding("agent", os.access(program, os.X_OK), f"started by the prolog: {node.agent}", do)
+        yield _command("agent", node.agent, f"started by the prolog: {node.agent}", do, node.root)
         return
     listen = node.settings.listen
     place = hub_client.Place(

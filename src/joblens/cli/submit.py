@@ -38,11 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from joblens.core.secrets import use_masks
     from joblens.jobs.submit import find_archives, remove_final
     from joblens.store.home import find_home, make_home
 
     if options.workers < 1:
         raise UsageError(f"--workers is {options.workers}; it must be 1 or more")
+    use_masks()
     archives = list(dict.fromkeys(find_archives([Path(path) for path in options.paths])))
     if not archives:
         warn(["no archive is there: joblens stage makes one"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
@@ -16,29 +17,38 @@ _SHORTEST_IN_PIPE = 24  # in a pipe no column is dropped, and names stay long en
 _WORTH_SHOWING = 10
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--csv", action="store_true", help="as CSV")
+
+
 def render_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     left: Sequence[int],
     shrink: int | None = None,
     drop: Sequence[int] = (),
+    least: int = _SHORTEST,
+    keep_end: bool = False,
 ) -> list[str]:
     """Align the columns in `left` left, the others right.
 
-    If a line does not fit, the column `shrink` is shortened; then, on a terminal, those in `drop` are dropped
-    one by one.
+    If a line does not fit, the column `shrink` is shortened, with `keep_end` at its begin. On a terminal,
+    columns in `drop` are then dropped one by one, until it is `least` wide.
     """
     cells = [list(head), *[[plain(cell) for cell in row] for row in rows]]
     widths = [max(screen.display_width(row[column]) for row in cells) for column in range(len(head))]
     if shrink is not None:
-        space, least = room() or WIDTH, _SHORTEST_IN_PIPE
+        space, shortest = room() or WIDTH, _SHORTEST_IN_PIPE
         if room():
-            cells, widths, left, shrink = _drop(cells, widths, left, shrink, drop, space)
-            least = len(cells[0][shrink])
+            cells, widths, left, shrink = _drop(cells, widths, left, shrink, drop, space, least)
+            shortest = len(cells[0][shrink])
         rest = sum(widths) - widths[shrink] + 2 * (len(widths) - 1)
-        widths[shrink] = min(widths[shrink], max(space - rest, least))
+        widths[shrink] = min(widths[shrink], max(space - rest, shortest))
+        cut = shorten if keep_end else screen.plain
         for row in cells:
-            row[shrink] = screen.plain(row[shrink], widths[shrink])
+            row[shrink] = cut(row[shrink], widths[shrink])
     return [
         "  ".join(
             (screen.left if column in left else screen.right)(cell, width)
@@ -55,11 +65,12 @@ def _drop(
     shrink: int,
     drop: Sequence[int],
     room: int,
+    least: int,
 ) -> tuple[list[list[str]], list[int], list[int], int]:
     kept = list(range(len(widths)))
     for column in drop:
-        least = min(widths[shrink], _SHORTEST)
-        if sum(widths[it] for it in kept if it != shrink) + least + 2 * (len(kept) - 1) <= room:
+        needed = min(widths[shrink], least)
+        if sum(widths[it] for it in kept if it != shrink) + needed + 2 * (len(kept) - 1) <= room:
             break
         kept.remove(column)
     return (
@@ -68,6 +79,15 @@ def _drop(
         [at for at, it in enumerate(kept) if it in left],
         kept.index(shrink),
     )
+
+
+def shorten(name: str, most: int) -> str:
+    """Cut at its begin: names of similar jobs differ at the end."""
+    if screen.display_width(name) <= most:
+        return name
+    while name and screen.display_width(name) >= most:
+        name = name[1:]
+    return "…" + name
 
 
 def room() -> int | None:

@@ -76,6 +76,7 @@ def _start(options: argparse.Namespace, home: Home) -> int:
     from joblens.cli.settings import load_agent
     from joblens.core.config import parse_settings
     from joblens.core.config_files import load_layers
+    from joblens.core.secrets import add_masks
     from joblens.usermode.companions import choose
     from joblens.usermode.hosts import find_allocation
     from joblens.usermode.launch import plan
@@ -94,7 +95,9 @@ def _start(options: argparse.Namespace, home: Home) -> int:
         _say(f"user mode is already running for job {known.job}")
         return 0
     remove_old(home)
-    tsdb = choose(options.tsdb, load_agent(load_layers(options.config, os.environ)))
+    settings = load_agent(load_layers(options.config, os.environ))
+    add_masks(settings.mask)
+    tsdb = choose(options.tsdb, settings)
     refused = check_writable(tsdb)
     if refused:
         _say(f"{refused}; the hub will retry")

@@ -15,11 +15,10 @@ WORDS = {
     "duration_seconds": "took", "cpu_seconds": "CPU time", "user_seconds": "user time",
     "system_seconds": "system time", "cores_mean": "cores", "memory_peak_bytes": "memory",
     "processes": "processes", "read_chars_bytes": "read by calls", "written_chars_bytes": "written by calls",
-    "elapsed_seconds": "time of its processes", "run_delay_seconds": "time without a core",
+    "elapsed_seconds": "wall time", "run_delay_seconds": "time without a core",
     "involuntary_switches": "involuntary switches", "major_faults": "major faults",
     "read_bytes": "read from storage", "written_bytes": "written to storage",
 }  # fmt: skip
-_OF_GROUPS = {"elapsed_seconds": "time of all processes", "processes": "number of processes"}
 
 
 def render_value(metric: str, value: float | None) -> str:
@@ -52,7 +51,8 @@ def render_difference(metric: str, value: float, usual: float) -> str:
 
 def render_cause(it: Deviation) -> str:
     """Return which figure of which processes differs, and by how much."""
-    what = f"{_OF_GROUPS.get(it.metric) or WORDS.get(it.metric, it.metric)} of {render_group((it.group,))}"
+    word = "number of processes" if it.metric == "processes" else WORDS.get(it.metric, it.metric)
+    what = f"{word} of {render_group((it.group,))}"
     value, usual = (render_value(it.metric, number) for number in (it.value, it.usual))
     if not it.usual:
         return f"{what} is {value}, and is not in the reference"

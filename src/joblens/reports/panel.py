@@ -75,12 +75,12 @@ def render_panel(
         return [*lines, look.style(clip("none", width), "dim")]
     room = height - 1
     begin = min(scroll, max(len(rows) - room, 0))
-    # The line that says how many more there are takes the place of one.
-    cut = len(rows) - begin > room
+    # The line that says how many more there are takes the place of one, but not of the only one.
+    cut = len(rows) - begin > room > 1
     end = begin + (room - 1 if cut else room)
     lines += [_render_row(columns, row, layout, look) for row in rows[begin:end]]
     if cut:
-        lines.append(look.style(clip(f"… {len(rows) - end} more" if look.blocks else "more", width), "dim"))
+        lines.append(look.style(clip(f"{'… ' * look.blocks}{len(rows) - end} more", width), "dim"))
     return lines
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple, TextIO
+from typing import TextIO
+
+from joblens.core.named_tuple import NamedTuple
 
 WIDTH = 80  # of a pipe or a file
 _NARROWEST, _WIDEST = 50, 200
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 # One column each, as what they replace, so that the layout stays.
-_ASCII = str.maketrans("▁▂▃▄▅▆▇█░└├│─…–→×₂µ", "_.,:-=+#.`||-~->x2u")
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█░└├│─…–→×₂µ±", "_.,:-=+#.`||-~->x2u~")
 
 
 class Style(NamedTuple):
@@ -55,9 +57,15 @@ def encodable(text: str, stream: TextIO | None) -> str:
     return text if knows_blocks(stream) else text.translate(_ASCII)
 
 
+def _locale() -> str:
+    """Return the user's choice: where LANG is C, Python sets LC_CTYPE to one of these (PEP 538)."""
+    every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    return every or (language if kind in ("C.UTF-8", "C.utf8", "UTF-8") else kind) or language
+
+
 def knows_blocks(stream: TextIO | None) -> bool:
     """Python writes UTF-8 also in the C locale (PEP 540); who asks for that locale asks for ASCII."""
-    if os.environ.get("LC_ALL") in ("C", "POSIX") and not os.environ.get("PYTHONIOENCODING"):
+    if _locale() in ("C", "POSIX") and not os.environ.get("PYTHONIOENCODING"):
         return False
     try:
         "█".encode(getattr(stream, "encoding", None) or "ascii")

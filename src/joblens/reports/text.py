@@ -14,7 +14,7 @@ from joblens.core.units import (
     render_seconds,
 )
 from joblens.record.report import Finding, Gap, Job, JobRecord, ProcessCounts, Run
-from joblens.reports.figures import render_judgement
+from joblens.reports.figures import WORDS, render_judgement
 from joblens.reports.marks import render_foms, render_marks
 from joblens.reports.nodes import render_nodes, render_state, render_steps
 from joblens.reports.style import WIDTH, Style
@@ -76,7 +76,7 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     first = plain("job " + job.shown_id, room)  # whole if at all possible, for it is what is typed
     others = _fitted([job.name, job.user, where], room - display_width(first) - 2)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
-    tags = "".join(f"  {name}:{value}" for name, value in (job.tags or {}).items())
+    tags = "  ".join(f"{name}:{value}" for name, value in (job.tags or {}).items())
     lines = ["  ".join(words), *wrap("", record.verdict, style.width)]
     command = f" $ {job.command}" if job.command else ""  # accounting need not have it
     lines += [style(plain(_began(job) + command, style.width), "dim")]
@@ -85,7 +85,7 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     lines += [style(line, "dim") for line in _inferred(job, style.width)]
     queue = _queue(job)
     lines += [style(line, "dim") for line in wrap("", queue, style.width)] if queue else []
-    lines += [style(plain(f"tags{tags}", style.width), "dim")] if tags else []
+    lines += [style(line, "dim") for line in wrap("tags ", tags, style.width)] if tags else []
     known = "judged" if record.judged else ""  # is shown with its reasons
     notes = [f"{name}: {value}" for name, value in (job.annotations or {}).items() if name != known]
     return lines + [style(plain(note, style.width), "dim") for note in notes[:_MOST_NOTES]]
@@ -229,7 +229,9 @@ def _bars(record: JobRecord, style: Style) -> list[str]:
         lines.append(_bar_line("Time", render_seconds(limit), took, "", style, part, colour))
     for title, name in (("Read", "read_bytes"), ("Written", "written_bytes")):
         if used[name]:
-            lines.append(_bar_line(title, "", render_bytes(used[name]), "", style))
+            beside = WORDS[name].partition(" ")[2]  # as other commands say it: read from storage
+            line = _bar_line(title, "", render_bytes(used[name]), "", style).rstrip()
+            lines.append(f"{line}   {beside}")
     lines += _cpu_time(record, style)
     energy = record.energy
     if energy:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from joblens.analysis.series.timeline import resample
 from joblens.core.units import render_bytes, render_load
-from joblens.record.report import GpuPoint, GpuUse, Job, JobRecord, Point
+from joblens.record.report import GpuUse, Job, JobRecord
 from joblens.reports.style import Style
 from joblens.reports.width import plain
 
@@ -15,7 +16,7 @@ _MOST_GPUS = 8
 _LITTLE_BYTES = 1 << 20
 TITLE, PEAK = 9, 15  # columns left and right of the sparks
 _PEAK_COLUMNS = 176  # into which the job is divided for its highest rate: those of the widest screen
-_LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+LINES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("CPU", "cores", lambda most: f"{render_load(most)} cores"),
     ("memory", "memory", render_bytes),
     ("read", "read", lambda most: render_bytes(most) + "/s"),
@@ -32,7 +33,7 @@ def render_timeline(record: JobRecord, style: Style) -> list[str]:
         return []
     columns = style.width - TITLE - PEAK
     lines = []
-    for title, name, show in _LINES:
+    for title, name, show in LINES:
         values = resample(points, name, start, end, columns)
         most = max((value for value in values if value is not None), default=0.0)
         if most > 0 and _says_something(record, name, most):
@@ -42,7 +43,8 @@ def render_timeline(record: JobRecord, style: Style) -> list[str]:
             lines.append(f" {title:<{TITLE - 1}}{line} {style(plain(show(peak), PEAK - 1), 'dim')}")
         if name == "cores":
             lines += _gpu_lines(record, columns, style)
-    return [" " * TITLE + _axis(start, end, columns) + " peak", *lines] if lines else []
+    marks = [clock(moment, end - start) for moment in (start, (start + end) / 2, end)]
+    return [" " * TITLE + axis(marks, columns) + " peak", *lines] if lines else []
 
 
 def _peak(record: JobRecord, name: str, most: float) -> float:
@@ -107,34 +109,13 @@ def clock(moment: float, duration: float) -> str:
     return time.strftime(form, time.localtime(moment))
 
 
-def _axis(start: float, end: float, width: int) -> str:
-    marks = [clock(moment, end - start) for moment in (start, (start + end) / 2, end)]
+def axis(marks: Sequence[str], width: int) -> str:
+    """The first at the left, the second in the middle, the last at the right; only this one if space is
+    short."""
     gap = width - sum(map(len, marks))
+    if gap < len(marks):
+        return f"{marks[-1]:>{width}}"
     return marks[0] + " " * (gap // 2) + marks[1] + " " * (gap - gap // 2) + marks[2]
-
-
-def resample(
-    points: Sequence[Point] | Sequence[GpuPoint], name: str, start: float, end: float, width: int
-) -> list[float | None]:
-    """The mean of what overlaps each column, None where nothing is known."""
-    found: list[float | None] = []
-    step = (end - start) / width
-    first = 0
-    for column in range(width):
-        left, right = start + column * step, start + (column + 1) * step
-        total = weight = 0.0
-        while first < len(points) - 1 and points[first].end <= left:
-            first += 1
-        for point in points[first:]:
-            if point.start >= right:
-                break
-            overlap = min(point.end, right) - max(point.start, left)
-            value = getattr(point, name)
-            if value is not None and overlap > 0:
-                total += value * overlap
-                weight += overlap
-        found.append(total / weight if weight else None)
-    return found
 
 
 def sparks(values: Iterable[float | None], most: float) -> str:

@@ -113,6 +113,8 @@ def _share(room: int, needs: list[int]) -> list[int]:
     if len(wants) == 1:
         return [min(wants[0], room)]
     room -= 1  # the empty line in between
+    if room < 4:  # too low for the head and a row of each
+        return [0, min(wants[1], room + 1)]
     first = min(wants[0], max(room - wants[1], room // 2))
     return [first, min(wants[1], room - first)]
 

@@ -10,9 +10,11 @@ from msgspec import Meta, Struct, field
 
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.fields import about
+from joblens.record.model import ReferenceModel
 from joblens.record.report import ProcessUse
 from joblens.serve.tokens import LONGEST_NAME, Token
 from joblens.store.catalog.listing import SORTS, JobRow
+from joblens.store.end_groups import GroupUse
 
 MOST_JOBS, MOST_POINTS, MOST_TAGS = 1000, 10_000, 20
 Text = Annotated[str, Meta(max_length=200)]
@@ -56,6 +58,14 @@ class RunQuery(Struct, forbid_unknown_fields=True, frozen=True):
     """Which run."""
 
     run: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+class GroupsQuery(RunQuery, forbid_unknown_fields=True, frozen=True):
+    """Which run, and which processes are alike."""
+
+    by: Annotated[Text, about("with the same `tags`, `name` or `command`, or several: `name,command`")] = (
+        "name"
+    )
 
 
 class ReportQuery(RunQuery, forbid_unknown_fields=True, frozen=True):
@@ -102,6 +112,7 @@ def _item(name: str, fields: Any, what: str) -> type[Struct]:
 JobItem = _item("JobItem", JobRow, "A job in a listing.")
 EndedProcessItem = _item("EndedProcessItem", EndedProcess, "A process at its end, as capture recorded it.")
 EndedThreadItem = _item("EndedThreadItem", EndedThread, "A thread at its end, as capture recorded it.")
+GroupItem = _item("GroupItem", GroupUse, "Processes that are alike, added up.")
 
 
 class Health(Struct):
@@ -125,6 +136,13 @@ class JobsPage(Struct):
 
     jobs: list[JobItem]  # type: ignore[valid-type]
     next: str | None
+    problems: list[str]
+
+
+class ModelsPage(Struct):
+    """Reference models without their figures."""
+
+    models: list[ReferenceModel]
     problems: list[str]
 
 
@@ -167,6 +185,13 @@ class EndedThreadsPage(Struct):
     """Threads of the job that capture recorded. `cut`: only the first ones."""
 
     ended: list[EndedThreadItem]  # type: ignore[valid-type]
+    cut: bool
+
+
+class GroupsPage(Struct):
+    """Processes of the job that capture recorded, by what they are alike in. `cut`: only the first ones."""
+
+    groups: list[GroupItem]  # type: ignore[valid-type]
     cut: bool
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.hub.status import StatusPage
 from joblens.record.ends import EndedProcess, EndedThread
+from joblens.record.model import ReferenceModel
 from joblens.record.report import JobRecord
 from joblens.serve.errors import ApiError
 from joblens.serve.messages import (
@@ -19,10 +20,14 @@ from joblens.serve.messages import (
     EndedProcessItem,
     EndedThreadItem,
     EndedThreadsPage,
+    GroupItem,
+    GroupsPage,
+    GroupsQuery,
     Health,
     JobsPage,
     JobsQuery,
     Me,
+    ModelsPage,
     NodesPage,
     NoQuery,
     ProcessesPage,
@@ -124,6 +129,22 @@ def ended_threads(question: Question, view: View) -> EndedThreadsPage:
     return EndedThreadsPage([EndedThreadItem(*it) for it in found], cut)
 
 
+def ended_groups(question: Question, view: View) -> GroupsPage:
+    """Processes of a job that are alike, added up, of those with capture."""
+    found, cut = view.groups(question.id, question.query)
+    return GroupsPage([GroupItem(*it) for it in found], cut)
+
+
+def models(question: Question, view: View) -> ModelsPage:
+    """Reference models all of whose jobs the viewer may see, without their figures."""
+    return view.models()
+
+
+def model(question: Question, view: View) -> ReferenceModel:
+    """A reference model, as `joblens model show --json` prints it."""
+    return view.model(question.id)
+
+
 def nodes(question: Question, view: View) -> NodesPage:
     """Nodes with the running jobs of the viewer on them; all nodes for support and admin."""
     return view.nodes()
@@ -175,6 +196,9 @@ ROUTES = (
     Route("/jobs/{id}/processes", JOBS, processes, ProcessesPage),
     Route("/jobs/{id}/ended/processes", JOBS, ended_processes, EndedProcessesPage, RunQuery),
     Route("/jobs/{id}/ended/threads", JOBS, ended_threads, EndedThreadsPage, RunQuery),
+    Route("/jobs/{id}/ended/groups", JOBS, ended_groups, GroupsPage, GroupsQuery),
+    Route("/models", JOBS, models, ModelsPage),
+    Route("/models/{id}", JOBS, model, ReferenceModel),
     Route("/nodes", LIVE, nodes, NodesPage, page="/now"),
     Route("/now", LIVE, now, dict[str, Any], page="/now"),
     Route("/sets", LIVE, hub_sets, StatusPage, page="/sets"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from joblens.api.from_tsdb import BusyError, SchedulerError
 from joblens.api.lookup import Tsdb, find_report, list_page, plain_report
 from joblens.api.source import JobQuery, not_found
@@ -16,6 +18,7 @@ from joblens.core.errors import ServerError, UsageError
 from joblens.hub.status import StatusPage
 from joblens.jobs.live import find_live
 from joblens.jobs.live_lists import load_all, runs
+from joblens.record.model import ReferenceModel
 from joblens.record.report import Job, ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.schedulers.facts import BatchJob
@@ -25,9 +28,11 @@ from joblens.serve.errors import ApiError
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes
 from joblens.serve.messages import (
     MOST_POINTS,
+    GroupsQuery,
     JobItem,
     JobsPage,
     JobsQuery,
+    ModelsPage,
     NodesPage,
     ReportQuery,
     SeriesItem,
@@ -37,6 +42,7 @@ from joblens.serve.messages import (
 from joblens.serve.neighbours import had_nodes_alone, hide_neighbours, is_visible, own_verdict
 from joblens.serve.policy import Viewer
 from joblens.store.catalog.listing import JobFilter, JobRow, parse_time, unknown
+from joblens.store.end_groups import GroupUse
 from joblens.store.reader import End, Series
 
 _MOST_VALUES = 1_000_000  # in one answer
@@ -140,12 +146,31 @@ class View:
 
     def ends(self, id: str, kind: type[End], run: int | None, route: str) -> tuple[list[End], bool]:
         """Return what capture recorded at the end of processes or threads, and whether there is more."""
-        if run is None:
-            self._know(id, route)
-        else:
-            self._admit(self._store.job(id, run).job, id, route)
+        self._know_run(id, run, route)
         found = self._store.ends(id, kind, run, 2 * _MOST_PROCESSES + 1)
         return found[:_MOST_PROCESSES], len(found) > _MOST_PROCESSES
+
+    def groups(self, id: str, query: GroupsQuery) -> tuple[list[GroupUse], bool]:
+        """Return the processes that are alike, added up, and whether there are more of these groups."""
+        self._know_run(id, query.run, "/jobs/ID/ended/groups")
+        found = self._store.groups_of(id, _names(query.by) or ("name",), query.run)
+        return found[:_MOST_PROCESSES], len(found) > _MOST_PROCESSES
+
+    # Reference models
+
+    def models(self) -> ModelsPage:
+        found = self._store.models()
+        self._audit.note_listing(self._viewer, "/models", [job.user for it in found for job in it.jobs], "")
+        heads = [msgspec.structs.replace(it, totals={}, operations={}, programs={}) for it in found]
+        return ModelsPage(heads, self._problems([]))
+
+    def model(self, name: str) -> ReferenceModel:
+        """All are read, so that the time of an answer does not show which there are. Raises ApiError."""
+        found = next((it for it in self._store.models() if it.name == name), None)
+        if found is None:
+            raise ApiError(404, f"model {name:.100}: not found, or not yours")
+        self._audit.note_listing(self._viewer, "/models/ID", [job.user for job in found.jobs], name)
+        return found
 
     # Live pages of the hub
 
@@ -189,6 +214,13 @@ class View:
         record = self._store.job(id)
         self._admit(record.job, id, route)
         return Known(id, had_nodes_alone(record))
+
+    def _know_run(self, id: str, run: int | None, route: str) -> None:
+        """Raises LookupError and ApiError."""
+        if run is None:
+            self._know(id, route)
+        else:
+            self._admit(self._store.job(id, run).job, id, route)
 
     def _admit(self, job: Job | BatchJob, asked: str, route: str) -> None:
         """Log that it is read. The store has answered within the scope already; this is the same policy once

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 from joblens.analysis.rule_input import View, mean
 from joblens.analysis.rules.batch import split_nodes
 from joblens.analysis.series.timeline import steady
+from joblens.core.named_tuple import NamedTuple
 from joblens.core.units import render_cores, render_load, render_seconds
 from joblens.record.report import Finding, Point
 

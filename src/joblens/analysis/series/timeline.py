@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.rule_input import mean
 from joblens.analysis.series.rates import rates
-from joblens.record.report import Point
+from joblens.record.ends import EndedProcess
+from joblens.record.report import GpuPoint, Point
 from joblens.store.reader import Series
+
+if TYPE_CHECKING:
+    import numpy
+
+    from joblens.store.end_table import EndTable
 
 # In 20 ms one tick of the kernel's clock is half a core: shorter stretches say nothing about cores.
 _STEADY_SECONDS = 0.25
+_SHORTEST = 0.01  # seconds that a process takes at least: starts and ends are in clock ticks
 
 
 def longest_stretch(interval: float, seconds: float, most: int) -> float:
@@ -103,3 +111,62 @@ def _joined(points: list[Point]) -> list[Point]:
             level("written"), most("threads"), most("processes"), level("delayed"), level("blocked"),
         )
     ]  # fmt: skip
+
+
+def resample(
+    points: Sequence[Point] | Sequence[GpuPoint], name: str, start: float, end: float, width: int
+) -> list[float | None]:
+    """The mean of what overlaps each column, None where nothing is known."""
+    found: list[float | None] = []
+    step = (end - start) / width
+    first = 0
+    for column in range(width):
+        left, right = start + column * step, start + (column + 1) * step
+        total = weight = 0.0
+        while first < len(points) - 1 and points[first].end <= left:
+            first += 1
+        for point in points[first:]:
+            if point.start >= right:
+                break
+            overlap = min(point.end, right) - max(point.start, left)
+            value = getattr(point, name)
+            if value is not None and overlap > 0:
+                total += value * overlap
+                weight += overlap
+        found.append(total / weight if weight else None)
+    return found
+
+
+def make_points_of_ends(table: EndTable[EndedProcess], start: float, end: float, most: int) -> list[Point]:
+    """Return so many stretches with the mean number of processes and cores in use, of a job that only capture
+    has recorded: the CPU time of each process is spread evenly over its life."""
+    import numpy
+
+    columns = table.columns("began_seconds", "ended_seconds", "user_seconds", "system_seconds")
+    began, ended, user, system = (numpy.asarray(it, dtype=numpy.float64) for it in columns)
+    known = numpy.isfinite(began) & numpy.isfinite(ended)
+    if end <= start or not known.any():
+        return []
+    began, ended = began[known] - start, ended[known] - start  # small numbers, for exact sums
+    ended = numpy.maximum(ended, began + _SHORTEST)
+    rate = numpy.nan_to_num(user + system)[known] / (ended - began)
+    edges = numpy.linspace(0.0, end - start, most + 1)
+
+    def amount(weights: numpy.ndarray[Any, Any], at: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+        """What has been added up until each edge by what goes on from `at`."""
+        order = numpy.argsort(at)
+        count = numpy.searchsorted(at[order], edges)
+        sums = [numpy.concatenate(([0.0], numpy.cumsum(it[order]))) for it in (weights, weights * at)]
+        return edges * sums[0][count] - sums[1][count]
+
+    def level(weights: numpy.ndarray[Any, Any]) -> list[float]:
+        until = amount(weights, began) - amount(weights, ended)
+        found: list[float] = numpy.maximum(numpy.diff(until) / numpy.diff(edges), 0.0).tolist()
+        return found
+
+    cores, processes = level(rate), level(numpy.ones_like(rate))
+    times = (start + edges).tolist()
+    return [
+        Point(left, right, cores=some, processes=count)
+        for left, right, some, count in zip(times, times[1:], cores, processes)
+    ]
