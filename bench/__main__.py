@@ -22,9 +22,10 @@ from bench.epmt import measure_epmt
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
 from bench.hooks import measure_hooks
-from bench.hub import measure_hub
+from bench.hub import measure_hub, measure_overload
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
+from bench.postgresql import measure_postgresql
 from bench.records import measure_records
 from bench.reports import measure_reports
 from bench.run import measure_run
@@ -54,8 +55,10 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "store": measure_store,
     "reports": measure_reports,
     "catalog": measure_catalog,
+    "postgresql": measure_postgresql,
     "gpus": measure_gpus,
     "hub": measure_hub,
+    "overload": measure_overload,
     "attacks": measure_attacks,
     "sinks": measure_sinks,
     "compaction": measure_compaction,

@@ -22,6 +22,7 @@ from bench.children import (
     started,
 )
 from bench.interpreters import Interpreter
+from bench.scan import sleepers
 from bench.sixsets import SIX
 from bench.table import Line, Section, at_most, compare
 from joblens.collectors.table import COLLECTORS
@@ -32,6 +33,8 @@ _SLICES, _SLICE = 4, 5.0  # 20 s, in slices to see the spread
 _FAST = 0.1
 _PER_ROUND, _TO_FLOOR = 0.45e-3, 1.4
 _RESIDENT = 20e6
+_PROCESSES, _OF_A_CORE = 500, 0.8  # per cent
+_EVERY_SECOND = "interval = 1.0\n[collectors.processes]\ninterval = 1.0\n"
 _TOKEN = b"that of the hub that takes all"
 
 
@@ -152,7 +155,7 @@ def measure_agent(pythons: list[Interpreter]) -> list[Section]:
     sizes: list[Line] = []
     peaks: list[str] = []
     for python in pythons:
-        print(f"bench: agent of Python {python.version}, three runs of 23 s", file=sys.stderr, flush=True)
+        print(f"bench: agent of Python {python.version}, four runs of 23 s", file=sys.stderr, flush=True)
         with push_config() as push:
             runs = {
                 "six sets": observe(python, six_sets_config(_FAST), fast=True),
@@ -160,6 +163,11 @@ def measure_agent(pythons: list[Interpreter]) -> list[Section]:
                 "all, sent": observe(python, "interval = 1.0\n" + push, fast=False),
             }
         rounds += _describe_rounds(python.label, runs["six sets"], runs["all"], runs["all, sent"])
+        with sleepers(_PROCESSES):
+            runs["many processes"] = observe(python, _EVERY_SECOND, fast=False)
+        percent = [100 * busy for busy in runs["many processes"].busy]
+        what = f"all and {_PROCESSES} processes more at 1 Hz, of one core"
+        rounds.append(at_most(what, python.label, "percent", percent, most=_OF_A_CORE))
         for name, run in runs.items():
             sizes += _describe_memory(python.label, name, run)
             peaks.append(f"{python.label}, {name}: at its peak {run.memory.peak / 1e6:.1f} MB")

@@ -66,7 +66,11 @@ def measure_hub(pythons: list[Interpreter]) -> list[Section]:
     ]
     title = "Hub, updates of a set per second, and what one costs; bytes: reference LDMS' CSV, quoted"
     ordinary = [ordinary_load(python, *load[:3]) for load in _ORDINARY]
-    return [Section(title, lines, notes), _describe_ordinary(ordinary), _describe(overload(python))]
+    return [Section(title, lines, notes), _describe_ordinary(ordinary)]
+
+
+def measure_overload(pythons: list[Interpreter]) -> list[Section]:
+    return [_describe(overload(pythons[0].path))]
 
 
 def _describe_ordinary(found: list[Ordinary]) -> Section:

@@ -12,6 +12,7 @@ _LONGEST = 60.0
 _PER_PROCESS = 15e-6
 _USUAL_FILES = 1024
 _MANY, _MANY_FILES = 1200, 8192
+_WAKERS = 100
 
 
 def measure_six_sets(pythons: list[Interpreter]) -> list[Section]:
@@ -64,6 +65,9 @@ def measure_processes(pythons: list[Interpreter]) -> list[Section]:
         lines.append(at_most("one scan / user processes seen", label, "seconds", ours, most=_PER_PROCESS))
         what = f"the same with {_MANY} processes, which cannot all keep their files open"
         lines.append(at_most(what, label, "seconds", many["scan"], most=_PER_PROCESS))
+        awake = run_json([*command, str(_MANY_FILES), "0", str(_WAKERS)], _LONGEST)
+        what = f"the same, {_WAKERS} of them woken since the last scan; beside: three files read"
+        lines.append(at_most(what, label, "seconds", awake["scan"], beside=awake["floor"], most=_PER_PROCESS))
         if "psutil" in found:
             lines.append(compare("one scan / psutil", label, ours, found["psutil"], 1 / 4))
             what = f"one scan, {_USUAL_FILES} files allowed / psutil"

@@ -1,17 +1,19 @@
-"""The process scan and psutil, on sleeping processes created for it.
+"""The process scan and psutil, on processes created for it.
 
-`python -m bench.scan [FILES [SLEEPERS]]` is the loop itself, as in sixsets.py; at most FILES are open.
+`python -m bench.scan [FILES [SLEEPERS [WAKERS]]]` is the loop itself, as in sixsets.py; at most FILES are
+open. WAKERS have run between two scans; then the other contender reads three of their files without parsing.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Dict, Iterator, List, Set
 
 from bench import with_psutil
@@ -24,6 +26,8 @@ _SLEEPERS = 300
 _ROUNDS, _TURNS = 30, 2
 _STATE = PROCESS.position("state")
 _TIMEOUT = 30.0
+_ASLEEP, _PAUSE = 0.05, 0.06
+_OF_A_WAKER = ("schedstat", "stat", "io")  # what a scan reads at least of a process that has run
 
 
 @contextmanager
@@ -39,6 +43,49 @@ def sleepers(count: int) -> Iterator[None]:
             child.kill()
         for child in children:
             child.wait()
+
+
+@contextmanager
+def wakers(count: int) -> Iterator[None]:
+    """Fork processes that wake up twenty times a second until this one ends."""
+    parent, pids = os.getpid(), list[int]()
+    try:
+        while len(pids) < count:
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                while os.getppid() == parent:
+                    time.sleep(_ASLEEP)
+                os._exit(0)
+            pids.append(pid)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def after_a_pause(work: Work) -> Work:
+    def turn() -> int:
+        time.sleep(_PAUSE)
+        return work()
+
+    return turn
+
+
+def floor(pids: Set[int]) -> Work:
+    files: List[int] = []
+    for path in [f"/proc/{pid}/{name}" for pid in pids for name in _OF_A_WAKER]:
+        with suppress(OSError):
+            files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def turn() -> int:
+        for file in files:
+            with suppress(OSError):
+                os.pread(file, 8192, 0)
+        return len(files) // len(_OF_A_WAKER)
+
+    return turn
 
 
 def scan(host: Host) -> Work:
@@ -69,12 +116,16 @@ def main() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), hard))
     count = int(sys.argv[2]) if len(sys.argv) > 2 else _SLEEPERS
+    awake = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the sleepers are ended
     host = Host("/")
-    with sleepers(count):
+    with sleepers(count), wakers(awake):
         wanted = read_pids(host)
         contenders: Dict[str, Work] = {"scan": scan(host)}
-        if with_psutil.AVAILABLE:
+        if awake:
+            contenders["floor"] = floor(wanted)
+            contenders = {name: after_a_pause(work) for name, work in contenders.items()}
+        elif with_psutil.AVAILABLE:
             contenders["psutil"] = with_psutil.scan(wanted)
         seconds = interleave(contenders, _ROUNDS, _TURNS)
     print(json.dumps({"count": len(wanted), **seconds}))

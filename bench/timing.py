@@ -7,6 +7,7 @@ when absolute figures are not.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from typing import Callable, Dict, List, NamedTuple, Sequence
@@ -36,6 +37,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
     return spread([one / other for one, other in zip(above, below)])
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return where the median is with 95 % confidence, whatever the distribution: as the sign test has it."""
+    ordered, count, tail, rank = sorted(values), len(values), 0.0, 0
+    while rank < count // 2 and tail + math.comb(count, rank) / 2**count <= 0.025:
+        tail += math.comb(count, rank) / 2**count
+        rank += 1
+    return ordered[max(rank - 1, 0)], ordered[count - max(rank, 1)]
 
 
 def interleave(contenders: Dict[str, Work], rounds: int, turns: int) -> Dict[str, List[float]]:

@@ -23,6 +23,7 @@ settings.load_profile("patient")
 # No settings file of this machine or user counts, here and in the commands that tests start.
 os.environ["JOBLENS_CONFIG"] = os.devnull
 os.environ.pop("JOBLENS_DB_URL", None)
+os.environ.pop("JOBLENS_MASK", None)
 
 # Whoever starts the tests in the background has these ignored, and every command here would inherit that.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -51,20 +52,26 @@ FIRST = (
 REAL_FOLDERS = ("attacks", "run", "services")
 APART = ("alone", "preferred")  # marks of tests that are apart from all others
 REAL_MODULES = {"waiting", "programs", "small_disk", "small_group", "small_hub", "serve.serving"}
+_REAL_NAMES = "|".join(name.rpartition(".")[2] for name in REAL_MODULES)
+# A function or class of theirs, by its name: constants say nothing of their module.
+_REAL_IMPORT = re.compile(
+    rf"^from [.\w]*\b(?:{_REAL_NAMES}) import [^)\n]*?(?:\([^)]*?)?\b\w*[a-z]", re.MULTILINE
+)
 
 
 @cache
 def may_have(stage: str, path: Path) -> bool:
     """Whether a file can have tests of a stage ("fast", "real", "preferred", "alone"), by folder and text.
 
-    Importing all files takes ten seconds in each worker, so tests/suite.py names those that matter.
+    Importing all files takes ten seconds in each worker, so tests/suite.py names those that matter. A fast
+    test in a file that is not named for its stage is found when the other stage collects it.
     """
     text = path.read_text()
     if stage in APART:
         return f"mark.{stage}" in text
     in_folder = path.relative_to(TESTS).parts[0] in REAL_FOLDERS
     if stage == "fast":
-        return not in_folder
+        return not in_folder and not _REAL_IMPORT.search(text)
     words = {"mark.real", *(f"mark.{it}" for it in APART)}
     words |= {*(f"{name.rpartition('.')[2]} import" for name in REAL_MODULES)}
     return in_folder or any(word in text for word in words)

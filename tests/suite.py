@@ -1,6 +1,6 @@
 """`make test`: all tests in two stages, and what is worth knowing about the run in its last lines.
 
-python tests/suite.py [--workers 5] [--fast] [--lint] [PYTEST OPTION…]
+python tests/suite.py [--workers 6] [--fast] [--lint] [PYTEST OPTION…]
 
 1. The fast stage: no root, no server, no waiting for the clock. Whatever fails there has failed. `make lint`
    runs beside it, as mypy takes one core only.
@@ -18,10 +18,11 @@ import compileall
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
@@ -35,6 +36,7 @@ TOP = Path(__file__).parents[1]
 TESTS = sorted((TOP / "tests").rglob("test_*.py"))
 MOST_FLAKY = 3
 MOST = 20
+END_SECONDS = 20  # for fixtures of tests that are interrupted
 NO_TESTS = 5  # pytest's exit code where options leave none
 RESULTS = "JOBLENS_TEST_RESULTS"  # the file to which tests/conftest.py appends a line per test
 
@@ -56,10 +58,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=5, help="tests at a time in the second stage")
+    parser.add_argument("--workers", type=int, default=6, help="tests at a time in the second stage")
     parser.add_argument("--fast", action="store_true", help="only the first stage")
     parser.add_argument("--lint", action="store_true", help="run `make lint` beside the first stage")
     options, words = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Tests start joblens hundreds of times; without bytecode each of them would compile it.
     compileall.compile_dir(TOP / "src", quiet=1, workers=0)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -84,7 +87,8 @@ class Started(NamedTuple):
     printed: Path | None  # what it prints, until it has ended
 
     def wait(self) -> Outcome:
-        code = self.process.wait()
+        with ended_if_interrupted(self.process) as process:
+            code = process.wait()
         if self.printed:
             print(self.printed.read_text(errors="replace"), flush=True)
         found: dict[str, Result] = {}
@@ -117,7 +121,8 @@ class Suite:
                 "-m", "preferred", stage="preferred", within=[*join, *namespace()], quiet=True
             )
             marks = "real and not alone and not preferred"
-            parts = [self._pytest("-m", marks, *workers, "--no-loadscope-reorder", stage="real")]
+            with ended_if_interrupted(beside.process):
+                parts = [self._pytest("-m", marks, *workers, "--no-loadscope-reorder", stage="real")]
             print("\nBeside them, those that need little, but at once", flush=True)
             parts.append(beside.wait())
         print("\nThose that need the machine for themselves", flush=True)
@@ -150,16 +155,20 @@ class Suite:
             chosen = [*self._words, *(str(it) for it in TESTS if may_have(stage, it))]
         command = [*within, sys.executable, "-m", "pytest", *words, *(chosen if stage else ())]
         printed = path.with_suffix(".printed") if quiet else None
+        env = {**os.environ, RESULTS: str(path)}
         with printed.open("wb") if printed else nullcontext() as file:
             process = subprocess.Popen(
-                command, cwd=TOP, env={**os.environ, RESULTS: str(path)}, stdout=file, stderr=file
+                command, cwd=TOP, env=env, stdout=file, stderr=file, start_new_session=True
             )
         return Started(process, path, printed)
 
     def print_summary(self) -> None:
         results = self._results.values()
         print_most("slowest", {it.test: it.seconds for it in results})
-        print_most("most expensive by CPU time", {it.test: it.cpu_seconds for it in results})
+        expensive: defaultdict[str, float] = defaultdict(float)
+        for it in results:
+            expensive[it.test.partition("[")[0]] += it.cpu_seconds
+        print_most("most expensive by CPU time, with all their parameters", expensive)
         skipped = Counter(it.why for it in results if it.outcome == "skipped")
         if skipped:
             print("\nSkipped")
@@ -186,6 +195,22 @@ def python_of(within: Sequence[str]) -> str:
 
 
 @contextmanager
+def ended_if_interrupted(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process in a session of its own, which ends with its children if this one is told to end."""
+    try:
+        yield process
+    except BaseException:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)  # with xdist's workers, as by Ctrl-C
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+@contextmanager
 def linting(wanted: bool) -> Iterator[Callable[[], bool]]:
     """Yield a function that waits for `make lint` and prints what it printed: whether it found anything."""
     if not wanted:
@@ -194,7 +219,9 @@ def linting(wanted: bool) -> Iterator[Callable[[], bool]]:
     with tempfile.TemporaryFile() as printed:
         env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
         words = ["make", "--no-print-directory", "lint"]
-        with subprocess.Popen(words, cwd=TOP, env=env, stdout=printed, stderr=printed) as process:
+        with ended_if_interrupted(
+            subprocess.Popen(words, cwd=TOP, env=env, stdout=printed, stderr=printed, start_new_session=True)
+        ) as process:
 
             def wait() -> bool:
                 code = process.wait()

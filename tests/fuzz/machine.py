@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from collectors.test_native_scan import SETTLED, Both, make_tree
+from core.test_counter_file import OPEN, PATHS
 from gpu.test_smi import FIRST, HEAD
 from joblens.attribution.devices import parse_devices
 from joblens.attribution.jobfiles import JobFiles, parse_job_file
@@ -25,11 +26,13 @@ from joblens.collectors.gpu.smi import parse_smi
 from joblens.collectors.process.pss import read_pss
 from joblens.collectors.table import COLLECTORS, ENDS, Collector
 from joblens.core import counter_file
+from joblens.core.counter_file import read_rounds
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.procfs import parse_cgroup
 from joblens.run.inherited_usage import InheritedUsage
 from joblens.run.usage import Inherited, parse_own_io
+from kernel import make_machine
 
 from .target import Target, fresh, scratch
 
@@ -184,6 +187,28 @@ def native_scan(data: bytes) -> None:
         counter_file.native = before
 
 
+def counter_rounds(data: bytes) -> None:
+    """A counter file that the C library reads with others: a round has what each parses, or there is none."""
+    texts: dict[str, bytes | None] = dict(PATHS.values())
+    root = make_machine(fresh("rounds"), texts)
+    names = sorted(PATHS)
+    files = [OPEN[name](Host(root)) for name in names]
+    for read in files:
+        read()
+    name = names[data[0] % len(names)] if data else names[0]
+    Path(root, PATHS[name][0]).write_bytes(data[1:])  # the file that is open
+    for found in read_rounds(-1, files, 0.0, 1.0, 1):
+        values = found.values.tolist()
+        for name, read in zip(names, files):
+            assert read.make_rows(values[: read.count]) == OPEN[name](Host(root))()
+            del values[: read.count]
+        assert values == []
+
+
+def _counter_files() -> list[bytes]:
+    return [bytes([place]) + PATHS[name][1] for place, name in enumerate(sorted(PATHS))]
+
+
 def _files_of_processes() -> list[bytes]:
     root = fresh("native")
     return [bytes([place]) + (root / path).read_bytes() for place, path in enumerate(make_tree(root))]
@@ -294,6 +319,7 @@ def _facts() -> list[bytes]:
 TARGETS = (
     *(_collector_target(it) for it in COLLECTORS if it.name != ENDS),  # it reads no file
     Target("native-scan", native_scan, _files_of_processes),
+    Target("counter-rounds", counter_rounds, _counter_files),
     Target("cgroup-path", cgroup_path, lambda: _PATHS),
     Target(
         "cgroup-limits", cgroup_limits, lambda: [b"100000 50000\n", b"max\n", b"usage_usec 5\noom_kill 7\n"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
+import cProfile
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
 import pytest
 
@@ -126,21 +125,14 @@ def functions(path: Path) -> Iterator[str]:
 
 def reached(run: Callable[[], object]) -> set[str]:
     """The functions of joblens that are called meanwhile."""
-    codes: set[CodeType] = set()
-
-    def look(frame: FrameType, event: str, argument: Any) -> None:
-        codes.add(frame.f_code)
-
-    sys.setprofile(look)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
+    profile = cProfile.Profile(builtins=False)
+    profile.runcall(run)
+    codes = [it.code for it in profile.getstats() if isinstance(it.code, CodeType)]
     found = set()
     for code in codes:
-        path = Path(code.co_filename)
-        if path.is_relative_to(SOURCE):
-            module = str(path.relative_to(SOURCE).with_suffix("")).replace("/", ".")
+        path = code.co_filename
+        if path.startswith(f"{SOURCE}/"):
+            module = path.removeprefix(f"{SOURCE}/").removesuffix(".py").replace("/", ".")
             found.add(f"{module}.{code.co_qualname.replace('<locals>.', '')}")
     return found
 

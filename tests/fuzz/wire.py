@@ -356,6 +356,10 @@ def service(data: bytes) -> None:
     with suppress(ValueError):
         responses.parse_ends(data, EndedProcess)
     with suppress(ValueError):
+        responses.parse_groups(data)
+    with suppress(ValueError, MalformedError):
+        responses.parse_models(data)
+    with suppress(ValueError):
         jobs = [Listed(job, "site") for job in responses.parse_jobs(data).jobs]
         rows = merge(jobs, jobs, JobFilter(sort="cpu"))
         json.dumps([row.job._asdict() for row in rows])
@@ -369,6 +373,12 @@ _SERVED = [
         b'"exit_code": 3, "cpu_seconds": 2, "tags": {"a": "b"}}], "next": "x", "problems": ["p"]}'
     ),
     b'{"sets": {"cpu": ["user_seconds"]}}',
+    b'{"groups": [{"key": ["cc1"], "processes": 2, "began_seconds": 1.5, "cpu_seconds": 3}], "cut": false}',
+    (
+        b'{"models": [{"version": 1, "name": "m", "owner": "u", "created": 1.5, "jobs": [{"cluster": "c", '
+        b'"id": "1", "start": 2}], "totals": {"cpu_seconds": {"centre": 1, "spread": 2, "low": 0, "high": 3}'
+        b'}}], "problems": ["p"]}'
+    ),
     (
         b'{"series": [{"labels": {"pid": "1"}, "times": [1, 2.5], "last": {"a": [1, null]}, '
         b'"mean": {"a": [1, null]}, "peak": {"a": [1, null]}}]}'

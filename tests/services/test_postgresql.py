@@ -7,27 +7,31 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from importers.epmt_files import job_files, process, write_tar
 from joblens.api import Store
+from joblens.cli import main
 from joblens.cli.jobs import filter_of
 from joblens.cli.parser import build_parser
 from joblens.core.errors import OutsideError
+from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess
 from joblens.record.report import JobRecord
-from joblens.store.catalog.postgresql.admin import init, upgrade
+from joblens.store.catalog.postgresql.admin import drop, init, upgrade
 from joblens.store.catalog.postgresql.connection import connect
 from joblens.store.catalog.postgresql.schema import MIGRATIONS, check_version, find_version
 from joblens.store.copying import copy_records
 from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
 from joblens.store.saving import save_record, save_records
-from jobs.archives import make_archive
+from jobs.archives import make_archive, make_records
 from serve.serving import ADMIN, ALICE, BOB, OWNERS, SETTINGS, SUPPORT, Served, make_job
 from store.conftest import run_joblens
 from store.made import START, new_home, store_job
@@ -91,15 +95,25 @@ FILTERS = [
 ]  # fmt: skip
 
 
+CAPTURED, JOBS = 4, 45
+
+
 @pytest.fixture(scope="module")
 def both(postgres: Postgres, made: JobRecord, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, Home]:
-    """The same jobs in files and in a database of their own."""
+    """The same jobs in files and in a database of their own. Some have samples, some captured processes."""
     files = new_home(tmp_path_factory.mktemp("files") / "store")
     tables = new_home(tmp_path_factory.mktemp("tables") / "store")._replace(database=postgres.create())
     store_job(files, "run1", name="whole", tags={"b": "2", "a": "1"})
     save_records(files, make_jobs(made))
+    for number in range(CAPTURED):
+        records = make_records(100, 6 if number == 2 else 2)
+        tags = {"exp_name": "ocean", "exp_time": f"1999010{number + number // 3}"}
+        archive = make_archive(tmp_path_factory.mktemp("archives"), f"c{number}", records=records, tags=tags)
+        assert submit(files, archive, lambda job: None).problem == ""
+    created = run_joblens(files, "model", "create", "usual", *(f"c{number}" for number in range(CAPTURED)))
+    assert created.returncode == 0, created.stderr
     done = copy_records(files, tables)
-    assert (done.copied, done.known, done.problems) == (41, 0, [])
+    assert (done.copied, done.known, done.problems) == (JOBS, 0, [])
     return files, tables
 
 
@@ -115,34 +129,46 @@ def test_listings_are_the_same(both: tuple[Home, Home]) -> None:
             for limit in (0, 3):
                 expected = files.jobs(wanted._replace(limit=limit))
                 assert repr(tables.jobs(wanted._replace(limit=limit))) == repr(expected), words
-        assert len(files.jobs(limit=0)) == 41
+        assert len(files.jobs(limit=0)) == JOBS
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("jobs",), ("jobs", "--json"), ("jobs", "--csv", "--limit", "0"), ("job", "last"), ("job", "run1"),
-        ("job", "run1", "--json"), ("job", "4203@fox", "--json"), ("job", "42"),
-        ("job", "4203", "--run", "2"),
-        ("compare", "4201@fox", "4202@bear"),
+        ("jobs",), ("jobs", "--csv", "--limit", "0"), ("jobs", "--json", "--judged", "usual"),
+        ("job", "last"), ("job", "run1"), ("job", "run1", "--json"), ("job", "4203@fox", "--json"),
+        ("job", "42"), ("job", "4203", "--run", "2"), ("job", "run1", "--from", "+2s", "--to", "+8s"),
+        ("job", "c1", "--processes"), ("job", "c1", "--threads", "--csv"), ("job", "c1", "--tree"),
+        ("job", "c1", "--operations", "--json"),
+        ("compare", "4201@fox", "4202@bear"), ("compare", "c0", "c1", "--with", "c2", "c3", "--json"),
+        ("outliers", "--name", "made", "--json"), ("outliers", "--model", "usual", "c0", "c2"),
+        ("outliers", "--tag", "exp_name:ocean", "--of", "operations"), ("series", "ocean"),
+        ("series", "ocean", "--json"), ("model", "show", "usual"),
     ],
 )  # fmt: skip
-def test_commands_print_the_same(both: tuple[Home, Home], words: tuple[str, ...]) -> None:
+def test_commands_print_the_same(
+    both: tuple[Home, Home],
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     files, tables = both
     # Samples are in the folder of the store, which is the same.
-    tables = files._replace(database=tables.database)
-    expected, found = run_joblens(files, *words), run(tables, *words)
-    assert (found.returncode, found.stdout, found.stderr) == (
-        expected.returncode, expected.stdout, expected.stderr,
-    )  # fmt: skip
+    monkeypatch.setenv("JOBLENS_HOME", str(files.path))
+    answers = []
+    for url in ("", url_of(tables)):
+        monkeypatch.setenv(VARIABLE, url)
+        answers.append((main(list(words)), *capsys.readouterr()))
+    assert answers[1] == answers[0]
+    assert answers[0][1] or words == ("job", "42"), "a question that has no answer shows nothing"
 
 
 def test_copies_there_and_back(both: tuple[Home, Home], tmp_path: Path) -> None:
     """A repeated copy copies nothing; one that goes back is the same to the last digit and in its order."""
     files, tables = both
-    assert copy_records(files, tables)[:2] == (0, 41)
+    assert copy_records(files, tables)[:2] == (0, JOBS)
     back = new_home(tmp_path / "back")
-    assert copy_records(tables, back)[:2] == (41, 0)
+    assert copy_records(tables, back)[:2] == (JOBS, 0)
     with Store(files) as before, Store(back) as after:
         for row in before.jobs(limit=0):
             identity = row.cluster, row.id, row.start or 0.0
@@ -164,6 +190,9 @@ def test_a_copy_that_is_killed(home: Home, made: JobRecord, tmp_path: Path) -> N
         process.communicate()
         again = run(home, "db", "copy", str(files.path), "database")
         assert again.returncode == 0, again.stderr
+        assert again.stderr.endswith(
+            f"not copied: samples, processes, threads and models; they are in {files.path}\n"
+        )
         assert store._catalog.count() == 3000
         assert store._catalog.problems == []
 
@@ -220,47 +249,64 @@ def test_four_submit_at_once(postgres: Postgres, tmp_path: Path) -> None:
     assert json.loads(run(home, "jobs", "--json").stdout) == []
 
 
-def test_the_read_service(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
+ROUTES = [
+    "/jobs", "/jobs?limit=2&sort=user", "/jobs?state=FAILED", "/jobs?user=daemon&sort=cpu&reverse=true",
+    "/jobs?node=c1&sort=memory", "/jobs?tag=exp:7", "/jobs?name=j*&since=2020-01-01", "/jobs?exit_code=0",
+    "/me", "/jobs/1", "/jobs/3", "/jobs/99", "/jobs/run1", "/jobs/run1?from=%2B2s&to=%2B8s",
+    "/jobs/run1/sets", "/jobs/run1/series?columns=cpu_seconds", "/jobs/run1/processes",
+    "/jobs/42/ended/processes", "/jobs/42/ended/threads", "/jobs/42/ended/threads?run=2", "/jobs/42",
+]  # fmt: skip
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """That every user can enter; pytest closes its own whenever it is started."""
+    with tempfile.TemporaryDirectory(prefix="joblens-serve-") as folder:
+        os.chmod(folder, 0o755)  # noqa: S103
+        yield Path(folder)
+
+
+def test_the_read_service(postgres: Postgres, open_folder: Path) -> None:
     """Everyone gets what they get from a service over files, and a service outlives its connections."""
-    answers = {}
-    paths = [
-        "/jobs",
-        "/jobs?limit=2&sort=user",
-        "/jobs/1",
-        "/jobs/3",
-        "/jobs/99",
-        "/me",
-        "/jobs?state=FAILED",
-    ]
-    for kind, database in (("files", None), ("database", postgres.create())):
-        top = tmp_path_factory.mktemp(kind)
-        for folder in (top, *top.parents):
-            if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
-                folder.chmod(0o755)
-        table = f'[store]\ndatabase = "{database.url}"\n' if database is not None else ""
-        served = Served(top, SETTINGS + table)
-        found = [make_job(id, user, START + int(id)) for id, user in OWNERS.items()]
-        for number, record in enumerate(found):
-            record.written = number + 1
-        save_records(served.home._replace(database=database), found)
-        served.start()
-        try:
-            answers[kind] = [
-                (path, user, served.get(path, user).status, served.get(path, user).json)
-                for path in paths
-                for user in (ALICE, BOB, SUPPORT, ADMIN)
-            ]
-            if database is not None:
-                with postgres.connect() as connection:
-                    connection.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE application_name = 'joblens'"
-                    )
-                assert [served.get("/jobs", ADMIN).status for _ in range(3)] == [200] * 3
-        finally:
-            served.stop()
-    assert answers["database"] == answers["files"]
-    assert any(status == 404 for _, _, status, _ in answers["files"])
+    top, database = open_folder, postgres.create()
+    served = Served(top, SETTINGS)
+    save_records(served.home, [make_job(id, user, START + int(id)) for id, user in OWNERS.items()])
+    store_job(served.home, "run1", user=ALICE)
+    archive = make_archive(top, nodes=2, tags={"exp": "7"})
+    assert submit(served.home, archive, lambda job: None).problem == ""
+    answers = ask_all(served)
+    assert {status for _, _, status, _ in answers} == {200, 404}
+    unknown = {"/jobs/99", "/jobs/42/ended/threads?run=2"}
+    assert {path for path, _, status, _ in answers if status == 200} == {*ROUTES} - unknown
+
+    copy_records(served.home, served.home._replace(database=database))
+    (served.home.records / "2020-01-02").rename(top / "away")
+    served.config.write_text(f'{SETTINGS}[store]\ndatabase = "{database.url}"\n')
+    served.start()
+    try:
+        with postgres.connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'joblens'"
+            )
+        assert [served.get("/jobs", ADMIN).status for _ in range(3)] == [200] * 3
+    finally:
+        served.stop()
+    assert ask_all(served) == answers
+
+
+def ask_all(served: Served) -> list[tuple[str, str, int, Any]]:
+    """Return the answers to each question of each kind of user, and all pages of a listing."""
+    served.start()
+    try:
+        found = [(path, user) for path in ROUTES for user in (ALICE, BOB, SUPPORT, ADMIN)]
+        answers = [(path, user, served.get(path, user)) for path, user in found]
+        pages = [served.get("/jobs?limit=2&sort=cpu", ADMIN).json]
+        while (more := pages[-1].get("next")) is not None:
+            pages.append(served.get(f"/jobs?limit=2&sort=cpu&cursor={more}", ADMIN).json)
+        assert sum(len(page["jobs"]) for page in pages) == len(OWNERS) + 2
+        return [*((path, user, it.status, it.json) for path, user, it in answers), ("/jobs", "", 200, pages)]
+    finally:
+        served.stop()
 
 
 def test_changes_by_people(home: Home, made: JobRecord) -> None:
@@ -369,7 +415,7 @@ def test_upgrade_that_was_interrupted(postgres: Postgres, made: JobRecord, tmp_p
     home = new_home(tmp_path / "store")._replace(database=database)
     save_record(home, made)
     with connect(database) as connection:
-        connection.execute("DELETE FROM migrations WHERE number = 2")
+        connection.execute("DELETE FROM migrations WHERE number > 1")
         query = "SELECT indexname FROM pg_indexes WHERE schemaname = 'joblens' AND indexname ~ '_by_'"
         names = [row[0] for row in connection.execute(query) if row[0] != "jobs_by_id"]
         for name in names:
@@ -384,7 +430,7 @@ def test_upgrade_that_was_interrupted(postgres: Postgres, made: JobRecord, tmp_p
             upgrade(database)
         assert find_version(connection) == 1
         connection.execute("DROP TABLE job_nodes_by_node")
-    assert upgrade(database) == 1
+    assert upgrade(database) == len(MIGRATIONS) - 1
     assert upgrade(database) == 0
     with Store(home) as store:
         assert sorted(row.id for row in store.jobs()) == ["late", "made"]
@@ -417,26 +463,60 @@ def test_commands_of_the_database(postgres: Postgres, made: JobRecord, tmp_path:
     assert "joblens db init" in run(home, "jobs").stderr
 
 
-def test_roles(home: Home, postgres: Postgres, made: JobRecord) -> None:
-    """A writer saves jobs, a reader lists them, and no other user sees any."""
+def test_drop_with_records_that_wait(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """They go with the others: none comes back. An archive that is submitted again gets its record back."""
+    home = new_home(tmp_path / "store")._replace(database=postgres.create())
     save_record(home, made)
-    name = url_of(home).rpartition("/")[2]
+    archive = make_archive(tmp_path, nodes=2)
+    assert submit(home, archive, lambda job: None).problem == ""
+    with connect(Database(url_of(home))) as connection:
+        connection.execute("DELETE FROM migrations WHERE number > 1")
+    assert "waits in" in save_record(home, made.replace(job=made.job.replace(id="late")))
+    dropped = run(home, "db", "drop", "--force")
+    assert dropped.returncode == 0
+    assert f"and 1 file of records that wait for it in {home.undelivered}" in dropped.stderr
+    assert run(home, "db", "init").returncode == 0
+    assert run(home, "jobs", "--json").stdout == "[]\n"
+    assert submit(home, archive, lambda job: None).is_known
+    with Store(home) as store:
+        assert [row.id for row in store.jobs()] == ["42"]
+        assert len(store.ends("42", EndedProcess)) == 4
+
+
+def test_roles(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """The owner creates and drops the tables, a writer changes jobs, a reader lists them; others see none."""
+    name = url_of(new_home(tmp_path / "store")._replace(database=postgres.create())).rpartition("/")[2]
     with postgres.connect() as connection:
-        for role in ("wendy", "rita", "nobody1"):
+        for role in ("olga", "wendy", "rita", "nobody1"):
             connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
+        connection.execute(f"ALTER DATABASE {name} OWNER TO olga")
+    postgres.without_jobs()  # by the administrator, who can create the roles of the server
+    databases = {
+        role: Database(postgres.url(name, role, PASSWORD)) for role in ("olga", "wendy", "rita", "nobody1")
+    }
+    homes = {
+        role: new_home(tmp_path / role)._replace(database=database) for role, database in databases.items()
+    }
+    assert init(databases["olga"]) == (len(MIGRATIONS), "")
+    assert save_record(homes["olga"], made) == ""
+    with postgres.connect() as connection:
         connection.execute("GRANT joblens_writer TO wendy")
         connection.execute("GRANT joblens_reader TO rita")
-    homes = {
-        role: home._replace(database=Database(postgres.url(name, role, PASSWORD)))
-        for role in ("wendy", "rita", "nobody1")
-    }
     assert save_record(homes["wendy"], made.replace(job=made.job.replace(id="w"))) == ""
+    with Store(homes["wendy"]) as store:
+        store.tag("w", {"seen": "yes"})
+        store.delete("made")
     with Store(homes["rita"]) as store:
-        assert len(store.jobs()) == 2
-    waits = save_record(homes["rita"], made.replace(job=made.job.replace(id="r")))
-    assert "permission denied" in waits
+        assert [(row.id, row.tags) for row in store.jobs()] == [("w", {"seen": "yes"})]
+        with pytest.raises(OutsideError, match="permission denied"):
+            store.tag("w", {"seen": "no"})
+    assert "permission denied" in save_record(homes["rita"], made.replace(job=made.job.replace(id="r")))
     with pytest.raises(OutsideError, match="permission denied"):
         Store(homes["nobody1"])
+    for role in ("wendy", "rita", "nobody1"):
+        with pytest.raises(OutsideError, match="must be owner"):
+            drop(databases[role])
+    drop(databases["olga"])
 
 
 def test_passwords_are_not_shown(home: Home, postgres: Postgres) -> None:

@@ -10,12 +10,17 @@ from .watch import Watch
 
 # These leave a cluster as they found it but for jobs and their records, and are not disturbed by others'.
 SHARING = {"test_accounting", "test_faults", "test_lab", "test_many", "test_no_data", "test_shapes"}
+# A worker each, which has them one after the other: all take about as long.
+GROUPS = {
+    **dict.fromkeys((*SHARING, "test_usermode"), "slurm"),
+    **dict.fromkeys(("test_usermode_stores", "test_one_machine", "test_capture"), "user_clusters"),
+}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """No more than three clusters at once: the shared one, one of those that make cgroups, and another."""
+    """No more than four clusters at once: the shared one, one of those that make cgroups, and two others."""
     if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group("slurm" if item.path.stem in SHARING else "clusters"))
+        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.stem, "clusters")))
 
 
 @contextmanager

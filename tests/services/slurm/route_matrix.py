@@ -168,8 +168,14 @@ def _is_new_token(role: Role, answers: Mapping[str, Answer]) -> None:
     assert (answer.status, answer.json["about"]["user"]) == (200, role.user)
 
 
-def _is_no_token(role: Role, answers: Mapping[str, Answer]) -> None:
-    """Ids of jobs are no ids of tokens; tests/serve/test_tokens.py has other people's tokens."""
+def _is_no_model(role: Role, answers: Mapping[str, Answer]) -> None:
+    """There is none; tests/serve/test_matrix.py has models of other people's jobs."""
+    (answer,) = answers.values()
+    assert (answer.status, answer.json["models"]) == (200, [])
+
+
+def _is_missing(role: Role, answers: Mapping[str, Answer]) -> None:
+    """Ids of jobs are no ids of tokens or models; tests/serve/test_tokens.py has other people's tokens."""
     assert {answer.status for answer in answers.values()} == {404}
 
 
@@ -188,10 +194,13 @@ CASES: dict[tuple[str, str], Case] = {
     ("GET", "/jobs/{id}/processes"): Case(_is_of_one_job),
     ("GET", "/jobs/{id}/ended/processes"): Case(_is_of_one_job),
     ("GET", "/jobs/{id}/ended/threads"): Case(_is_of_one_job),
+    ("GET", "/models"): Case(_is_no_model),
+    ("GET", "/models/{id}"): Case(_is_missing),
+    ("GET", "/jobs/{id}/ended/groups"): Case(_is_of_one_job, ("", "?by=tags", "?by=name,command")),
     ("GET", "/nodes"): Case(_is_live),
     ("GET", "/now"): Case(_is_live),
     ("GET", "/sets"): Case(_is_live),
     ("GET", "/tokens"): Case(_is_token_list),
     ("POST", "/tokens"): Case(_is_new_token),
-    ("DELETE", "/tokens/{id}"): Case(_is_no_token),
+    ("DELETE", "/tokens/{id}"): Case(_is_missing),
 }

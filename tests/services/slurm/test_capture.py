@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 import sysconfig
@@ -88,7 +89,17 @@ def test_all_ranks_of_all_steps_on_all_nodes(lab: Lab, mode: UserMode) -> None:
 
 @pytest.fixture
 def archives(lab: Lab, mode: UserMode) -> Iterator[Path]:
-    """Hooks that capture every job, and the folder for what they collect."""
+    """Hooks that capture every job, and the folder for what they collect.
+
+    They accept only what root alone can change, which a checkout may not be: joblens is copied."""
+    own = lab.path("own")
+    shutil.copytree(Path(joblens.__file__).parent, own / "joblens")
+    for folder, _, names in os.walk(own):
+        os.chmod(folder, 0o755)  # noqa: S103 (as installed)
+        for name in names:
+            os.chmod(os.path.join(folder, name), 0o644)
+    for machine in (lab.login, *lab.nodes.values()):
+        mode._mount(machine, f"{lab.folder}/src", "--bind", f"{lab.folder}/own")
     for name, node in lab.nodes.items():
         for place, where in (("python", sys.base_prefix), ("packages", sysconfig.get_paths()["purelib"])):
             if name != "c1":
@@ -99,6 +110,7 @@ def archives(lab: Lab, mode: UserMode) -> Iterator[Path]:
     lab.login.run("joblens", "slurm", "install", "--capture", "--write", *words, variables=path)
     yield lab.path("archives")
     lab.watch.install_hooks(RESIDENT)
+    shutil.rmtree(own)
 
 
 def test_every_job_of_the_cluster(lab: Lab, mode: UserMode, archives: Path) -> None:

@@ -19,8 +19,6 @@ from .lab import NODES, USERS, Lab, why_no_groups, why_no_lab
 from .user_mode import AGENT, HEAD, HOLDER, HUB, LEFT, UserMode
 from .work import burn, need_perl, told
 
-pytestmark = pytest.mark.xdist_group("cgroups")
-
 
 @pytest.fixture
 def mode(lab: Lab) -> Iterator[UserMode]:
@@ -225,6 +223,7 @@ def test_a_full_disk(lab: Lab, mode: UserMode) -> None:
     assert {path.name for path in small.glob("store/usermode/*/*")} == LEFT
 
 
+@pytest.mark.xdist_group("cgroups")
 def test_little_memory() -> None:
     """Where Slurm limits memory by cgroups: the job ends as it would have, though ours may be killed."""
     need_perl()
