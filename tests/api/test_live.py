@@ -11,6 +11,7 @@ from hub.made import SECOND, START
 from hub.test_tail import Site, entry
 from joblens.api.source import JobQuery
 from joblens.api.store import Store
+from joblens.jobs.backfill import import_files
 from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.scope import Scope
@@ -35,3 +36,24 @@ def test_series_and_parts(tmp_path: Path) -> None:
         for read in (other.series, other.columns, other.processes, other.job):
             with pytest.raises(LookupError, match="job 17: not found, or not yours"):
                 read("17")
+
+
+def test_a_record_is_newer_than_the_list(tmp_path: Path) -> None:
+    """A job has a record and is still in the list of running jobs: its record is shown. A later run of the
+    same id runs, and so does a job whose id is how another one begins."""
+    site = Site(tmp_path)
+    start = START // SECOND
+    past = tmp_path / "past"
+    past.write_text(
+        "JobIDRaw|JobID|User|State|Start|End|NodeList|ExitCode\n"
+        f"17|17|alice|COMPLETED|{start}|{start + 20}|n1|0:0\n"
+        f"181|181|alice|COMPLETED|{start + 5}|{start + 20}|n1|0:0\n"
+    )
+    assert import_files(site.store, [past], "lab").problems == []
+    save_live(site.store, "hub", [JOB, JOB.replace(id="18")], time.time())
+    with Store(site.store) as store:
+        assert store.find(JobQuery("17")).job.state == "COMPLETED"
+        assert store.find(JobQuery("18")).job.id == "18"
+    save_live(site.store, "hub", [JOB.replace(start=start + 60)], time.time())
+    with Store(site.store) as store:
+        assert store.find(JobQuery("17")).job.state == "RUNNING"

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
 SOFTWARE = "task-clock,context-switches,page-faults"
+MARGIN_NS = 20_000_000  # clock ticks in which time was stolen, and that are not full yet
 _NUMBERS = {"x86_64": 298, "aarch64": 241}
 
 
@@ -32,6 +33,13 @@ def can_count(kind: int, config: int) -> bool:
     if fd >= 0:
         os.close(fd)
     return fd >= 0
+
+
+def stolen_ns() -> int:
+    """Time that other virtual machines had on the cores of this one. The event task-clock counts it, the CPU
+    time of a task does not."""
+    ticks = int(Path("/proc/stat").read_text().split()[8])
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +61,7 @@ def run_c(preload: str, folder: Path, body: str, counters: str = SOFTWARE) -> Ca
 @pytest.mark.usefixtures("software")
 def test_threads_and_their_process(preload: str, tmp_path: Path) -> None:
     """Each thread is counted by itself, also one that still runs at the end; the process has their sum."""
+    before = stolen_ns()
     found = run_c(
         preload,
         tmp_path,
@@ -68,7 +77,8 @@ def test_threads_and_their_process(preload: str, tmp_path: Path) -> None:
     assert clocks[1] > 30_000_000  # opening an event takes CPU time that it does not count
     assert clocks[2] > 60_000_000
     assert process.usage["perf_task_clock"] == sum(clocks)
-    assert sum(clocks) <= process.usage["cpu"] * 1.01  # which also has the start of the program
+    stolen = stolen_ns() - before + MARGIN_NS
+    assert sum(clocks) <= process.usage["cpu"] * 1.01 + stolen  # which also has the start of the program
     faults = process.usage["minor_faults"] + process.usage["major_faults"]
     assert 200 < process.usage["perf_page_faults"] <= faults
     assert process.usage["perf_context_switches"] >= 1
@@ -78,6 +88,7 @@ def test_threads_and_their_process(preload: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("software")
 def test_forks_and_execs(preload: str, tmp_path: Path) -> None:
     """A child does not count its parent, and programs that follow each other in a process add up."""
+    before = stolen_ns()
     found = run_c(
         preload,
         tmp_path,
@@ -89,7 +100,7 @@ def test_forks_and_execs(preload: str, tmp_path: Path) -> None:
     assert found.code == 3
     clock = child.usage["perf_task_clock"]
     assert parent.usage["perf_task_clock"] > 45_000_000
-    assert 45_000_000 < clock <= child.usage["cpu"] * 1.01
+    assert 45_000_000 < clock <= child.usage["cpu"] * 1.01 + stolen_ns() - before + MARGIN_NS
 
 
 @pytest.mark.usefixtures("software")

@@ -138,12 +138,15 @@ def _meant(
 
 def _find(store: Store, query: JobQuery, live: BatchJob | None, number: int | None) -> JobRecord:
     """LookupError if there is none. Of one that has just ended the record may be there already."""
+    from joblens.jobs.facts import identity
+
     if live is None or not has_run(live):
         return store.job(query.id, number)
-    if live.end is not None and query.run is None:
+    if query.run is None:  # the list of running jobs can be older than the record
         with suppress(LookupError):
             record = store.job(query.id)
-            if record.job.start >= (live.start or 0.0):
+            cluster, id, start = identity(live)
+            if (record.job.cluster, record.job.id) == (cluster, id) and record.job.start >= start:
                 return record
     from joblens.hub.tail import open_lake
 
