@@ -71,6 +71,7 @@ class Watch:
             token.chmod(0o600)
         self.hub: subprocess.Popen[bytes] | None = None
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.killed: set[str] = set()  # nodes whose agent was killed: nothing sends what is in its spool
         lab.login.variables["JOBLENS_HOME"] = f"{self.folder}/store"
         for machine in (lab.login, *lab.nodes.values()):
             machine.variables["JOBLENS_CONFIG"] = os.devnull
@@ -131,6 +132,7 @@ class Watch:
         config = f"{self.folder}/etc/joblens.toml"
         words = (sys.executable, "-m", "joblens", "agent", "--config", config)
         self.agents[node] = self.lab.start(self.lab.nodes[node], *words, log=f"{node}.agent")
+        self.killed.discard(node)
 
     def wait_for_agents(self) -> None:
         wait_for(
@@ -147,6 +149,7 @@ class Watch:
         process = self.agents.pop(node)
         self.lab.nodes[node].run("kill", "-KILL", str(self._pid_inside(node)))
         process.wait(PATIENCE)
+        self.killed.add(node)
 
     def _pid_inside(self, node: str) -> int:
         return find_program(self.lab.nodes[node].pid, "agent")[1]
@@ -161,6 +164,7 @@ class Watch:
         if self.hub is None:
             self.start_hub()
         self.install_hooks(way)
+        self.killed.clear()
         if way == RESIDENT:
             for node in NODES:
                 self.start_agent(node)
@@ -187,7 +191,8 @@ class Watch:
 
     def wait_for_sinks(self) -> None:
         """Until all that agents have sent by now is stored; those that are alive go on sending."""
-        wait_for("empty spools", lambda: not any(self.spooled(node) for node in NODES))
+        sending = [node for node in NODES if node not in self.killed]
+        wait_for("empty spools", lambda: not any(self.spooled(node) for node in sending))
         home = self.lab.path("hub")
         newest = max((int(name[:8]) for name in os.listdir(home / "journal")), default=0)
         sinks = [path.stem for path in (home / "cursors").glob("*.lock")]
