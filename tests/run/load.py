@@ -328,3 +328,5 @@ JOBS = (
 if __name__ == "__main__":
     signal.alarm(LONGEST)
     next(job for job in JOBS if job.__name__ == sys.argv[1])(*sys.argv[2:])
+    sys.stdout.flush()
+    os._exit(0)  # the end of an interpreter takes CPU time that nobody has told
