@@ -103,6 +103,25 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield hub
 
 
+class LocksAsUser:
+    """A process of another user that holds the lock of a folder, and tries that of the file in it."""
+
+    SCRIPT = """flock -n "$0" sh -c 'flock -n "$0/.lock" true 2>&- && echo both || echo one; cat' "$0" """
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", self.SCRIPT, str(folder)], user=65534, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __enter__(self) -> None:
+        assert self._process.stdout
+        assert self._process.stdout.readline() == b"one\n"
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
@@ -135,7 +154,7 @@ def test_nothing_is_written_unless_asked(site: Site, capsys: pytest.CaptureFixtu
     assert "PrologFlags=Alloc\n" in said
 
 
-@pytest.mark.parametrize("start", ["/opt/joblens/bin/joblens agent", 'it\'s $HOME "quoted" `x`'])
+@pytest.mark.parametrize("start", ["/bin/sh agent", '/bin/echo it\\\'s $HOME "quoted" `x`', "sh -c true"])
 def test_the_command_that_starts_an_agent(site: Site, start: str) -> None:
     """Is in the prolog as it was written, whatever is in it."""
     site.install("--write", "--per-job", "--start", start)
@@ -195,7 +214,10 @@ def test_hooks_by_pattern_or_from_another_script(site: Site, tmp_path: Path) -> 
 
 def test_what_the_node_has_wrong(site: Site) -> None:
     """Hooks that others can change or nobody can run, other settings than the hooks', no hub."""
-    site.install("--write", "--per-job", "--start", "/nowhere/joblens agent")
+    program = site.config.with_name("program")
+    program.symlink_to("/bin/sh")
+    site.install("--write", "--per-job", "--start", f"{program} agent")
+    program.unlink()
     (site.hooks / "epilog").chmod(0o777)
     (site.hooks / "task-epilog").chmod(0o700)
     site.settings["attribution.job_files"] = "/run/else/jobs"
@@ -271,6 +293,7 @@ def test_what_others_can_change_is_not_installed(
     if os.geteuid() != 0:
         pytest.skip("only root can give files away, and hooks are root's")
     words = ["--per-job", "--start", "/bin/sh", "--capture", "--records", f"{site.hooks}/records", "--write"]
+    words += ["--to", f"{site.hooks}/archives"]
     site.install(*words)
     installed.folder.chmod(0o1777)  # as /tmp: what is in there cannot be replaced
     site.install(*words)
@@ -290,6 +313,72 @@ def test_what_others_can_change_is_not_installed(
     if path.is_symlink():  # unless hooks are run as that user
         site.slurm += "SlurmdUser = me(12345)\n"
         assert not {"collect", "library"} & site.wrong()
+
+
+@pytest.mark.parametrize("what", ["program", "interpreter", "folder", "link"])
+def test_an_agent_that_others_can_replace_is_not_installed(
+    site: Site, installed: Installed, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """Neither the one that is found, nor one that is given."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away, and hooks are root's")
+    path: Path = getattr(installed, what)
+    for words in ([], ["--start", f"{installed.link}/joblens agent"]):
+        site.install("--per-job", "--write", *words)
+        before = (site.hooks / "prolog").read_text()
+        os.chown(path, 12345, -1, follow_symlinks=False)
+        capsys.readouterr()
+        assert main(["slurm", "install", *site.where, "--per-job", "--write", *words]) == 3
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "is not trusted: " in said
+        assert path.name in said
+        assert "agent" in site.wrong()
+        assert (site.hooks / "prolog").read_text() == before
+        os.chown(path, 0, -1, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("start", ["", "'", "no-such-program agent", "bin/sh", "/bin agent"])
+def test_what_cannot_start_an_agent(site: Site, capsys: pytest.CaptureFixture[str], start: str) -> None:
+    """One sentence, and no hook."""
+    site.write()
+    words = ["--per-job", "--write", "--start", start or " "]
+    assert main(["slurm", "install", *site.where, *words]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not site.hooks.exists()
+
+
+@pytest.mark.parametrize("option", ["--records", "--to"])
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o1777, 0), (0o775, 0), (0o755, 12345)])
+def test_folders_that_others_could_create(
+    site: Site, installed: Installed, capsys: pytest.CaptureFixture[str], option: str, mode: int, owner: int
+) -> None:
+    """What does not exist yet would be theirs: of a sticky folder, too. What exists there is safe."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away, and hooks are root's")
+    above, own = installed.folder / "above", installed.folder / "own"
+    above.mkdir()
+    above.chmod(mode)
+    os.chown(above, owner, -1)
+    given = {"--records": f"{own}/records", "--to": f"{own}/archives"} | {option: f"{above}/a/b"}
+    words = ["--capture", "--write", *(word for pair in given.items() for word in pair)]
+    site.write()
+    assert main(["slurm", "install", *site.where, *words]) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"is not trusted: {above} " in said
+    assert not site.hooks.exists()
+    if mode & 0o1000:
+        (above / "a").mkdir()
+        site.install(*words)
+        assert not {"records", "collect"} & site.wrong()
+    else:
+        above.chmod(0o755)
+        os.chown(above, 0, -1)
+        site.install(*words)
+        above.chmod(mode)
+        os.chown(above, owner, -1)
+        assert ("records" in site.wrong()) == (option == "--records")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
@@ -330,13 +419,13 @@ def test_collected_and_stored(
     words += ["--store", f"{tmp_path}/store"]
     assert main(words) == 0
     assert not job.exists()
-    assert os.listdir(tmp_path / "to") == ["42.c1.joblens"]
+    assert sorted(os.listdir(tmp_path / "to")) == [".lock", "42.c1.joblens"]
     assert main(words) == 0
-    assert os.listdir(tmp_path / "to") == ["42.c1.joblens"]
+    assert sorted(os.listdir(tmp_path / "to")) == [".lock", "42.c1.joblens"]
     ended = BatchJob("fox", "42", "slurm", uid=0, start=5, end=time.time(), state="COMPLETED")
     monkeypatch.setattr("joblens.usermode.facts.ask_about", lambda job: ended)
     assert main(words) == 0
-    assert os.listdir(tmp_path / "to") == []
+    assert os.listdir(tmp_path / "to") == [".lock"]
     (tmp_path / "records").chmod(0o777)
     capsys.readouterr()
     assert main(words) == 3
@@ -365,7 +454,50 @@ def test_one_epilog_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list((tmp_path / "store").glob("submitted/*"))) == 2
     assert first.exists()
     assert main(words) == 0
-    assert os.listdir(target) == []  # jobs without a batch system, stored before
+    assert os.listdir(target) == [".lock"]  # jobs without a batch system, stored before
+
+
+def test_an_epilog_that_is_stuck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the others names it, for jobs and for archives, as soon as it makes no progress."""
+    target, ended = tmp_path / "to", tmp_path / "records/ended"
+    for folder in (ended, target):
+        folder.mkdir(parents=True)
+    words = ["slurm", "collect", "--records", f"{tmp_path}/records", "--to", str(target)]
+    words += ["--store", f"{tmp_path}/store"]
+    make_archive(target, "42")
+    (ended / "slurm-43.c1.7").mkdir()
+    with locked(target), locked(ended):
+        assert main(words) == 0
+        assert capsys.readouterr().err == ""
+        for folder in (target, ended):
+            os.utime(folder / ".lock", (1, 1))
+        assert main(words) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    for line, folder in zip(said, (ended, target), strict=True):
+        assert (
+            f"{folder}: nothing is done, {folder}/.lock is locked: process {os.getpid()} has had it" in line
+        )
+
+
+def test_a_user_cannot_hold_the_lock_of_archives(tmp_path: Path) -> None:
+    """Who can read the folder cannot keep the epilogs from storing what is in it."""
+    if os.geteuid() != 0:
+        pytest.skip("the hooks are run by root")
+    with tempfile.TemporaryDirectory() as top:
+        target = Path(top) / "to"
+        Path(top).chmod(0o755)
+        (tmp_path / "records/ended").mkdir(parents=True)
+        target.mkdir()
+        words = ["slurm", "collect", "--records", f"{tmp_path}/records", "--to", str(target)]
+        words += ["--store", f"{tmp_path}/store"]
+        for id in ("42", "43"):  # at first there is no file of a lock
+            make_archive(target, id)
+            with LocksAsUser(target):
+                assert main(words) == 0
+            assert len(list((tmp_path / "store").glob("submitted/*"))) == int(id) - 41
 
 
 def test_a_dead_hub(site: Site) -> None:

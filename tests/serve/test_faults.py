@@ -229,8 +229,9 @@ def test_a_user_who_can_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JOBLENS_HOME", str(served.home.path))
         hub = served.home.path / "hub"
         hub.mkdir(mode=0o700)
-        (hub / "key").write_text("secret")
-        (hub / "key").chmod(0o600)
+        for name in ("key", "lock", "lake.lock"):  # who can read a lock can hold it
+            (hub / name).write_text("secret")
+            (hub / name).chmod(0o600)
         store_job(served.home, "old", user=ALICE, node="c1", cluster="c1")
         share_store(group.gr_name, hub)
         make_home(served.home)
@@ -239,7 +240,8 @@ def test_a_user_who_can_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
         served.state.mkdir(exist_ok=True)
         for path in (served.state, *served.state.iterdir(), served.top / "run"):
             shutil.chown(path, user.pw_uid, group.gr_gid)
-        assert (hub / "key").stat().st_mode & 0o777 == 0o600
+        for name in ("key", "lock", "lake.lock"):
+            assert (hub / name).stat().st_mode & 0o777 == 0o600
         served.user = user.pw_name
         served.start()
         found = served.get("/jobs?limit=100", ALICE).json

@@ -22,6 +22,7 @@ EXAMPLE = """example:
 
 _WHAT = ("install", "check", "collect", *SLURM)
 _FOLDER = "/etc/slurm/joblens.d"
+_HOOK_PATH = "/usr/bin:/bin"  # of the hooks
 _CONFIG = "/etc/joblens/joblens.toml"
 _RECORDS = "/var/spool/joblens-capture"
 _ARCHIVES = "/var/spool/joblens-captured"
@@ -96,6 +97,8 @@ def _install(options: argparse.Namespace) -> int:
     settings = load_agent(load_layers(named, {}))
     memory = os.path.dirname(trigger_path(settings.attribution.job_files))
     agent = _start_command(options) if options.per_job else ""
+    if agent:
+        check_hook_command(agent, os.geteuid())
     capturing = _capturing(options, settings.mask) if options.capture else NO_CAPTURE
     hooks = {name: slurm_hook(name, memory, agent, capturing) for name in SLURM}
     folder = Path(options.folder).absolute()
@@ -122,19 +125,35 @@ def _command(*words: str) -> str:
     return " ".join(map(shlex.quote, [os.path.abspath(program), *words]))
 
 
+def check_hook_command(command: str, uid: int) -> str:
+    """Return the program of a command that hooks run. Raises OutsideError if others could replace it."""
+    from joblens.collectors.external.trust import check_program
+
+    try:
+        word = shlex.split(command)[0]
+    except (IndexError, ValueError) as error:
+        raise OutsideError(f"{command!r:.80} is not a command: {error}") from None
+    program = shutil.which(word, path=_HOOK_PATH) or word
+    if not os.path.isabs(program):
+        raise OutsideError(f"{word} is not found in {_HOOK_PATH}, where hooks look for programs")
+    check_program(program, uid)
+    return program
+
+
 def _capturing(options: argparse.Namespace, masks: Sequence[str]) -> Capturing:
     from joblens.capture.library import usable_library
-    from joblens.collectors.external.trust import check_file, check_program
+    from joblens.collectors.external.trust import check_existing, check_file
 
     records, archives = (os.path.abspath(folder) for folder in (options.records, options.to))
     for folder in (records, archives):
         if not re.fullmatch(r"[\w./+-]+", folder, re.ASCII):
             raise UsageError(f"{folder!r}: a folder for the hooks can have letters, digits and ._+-/ only")
+        check_existing(folder, os.geteuid())
     words = ["slurm", "collect", "--records", records, "--to", archives]
     words += ["--store", os.path.abspath(options.store)] if options.store else []
     library, collect = usable_library(), _command(*words)
     check_file(library, os.geteuid())
-    check_program(shlex.split(collect)[0], os.geteuid())
+    check_hook_command(collect, os.geteuid())
     return Capturing(records, library, collect, " ".join(masks))
 
 
@@ -162,11 +181,12 @@ def _submit(archives: Path, store: str) -> list[str]:
     problems: list[str] = []
     tried = set[Path]()
     while set(find_archives([archives])) - tried:
-        with locked(archives) as is_ours:
-            if not is_ours:
-                break
+        with locked(archives) as lock:
+            if not lock.is_ours:
+                return problems + lock.problems
             for path in sorted(set(find_archives([archives])) - tried):
                 tried.add(path)
+                lock.note_progress()
                 outcome = submit(home, path, ask_about)
                 problems += filter(None, (outcome.problem, outcome.waits, remove_final(outcome)))
     return problems

@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import shlex
-import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,8 @@ from joblens.agent.sender import Target, first_line
 from joblens.cli import hub_client
 from joblens.cli.agent import HUB, hub_url
 from joblens.cli.findings import Finding, print_findings
-from joblens.collectors.external.trust import check_file, check_path, check_program
+from joblens.cli.slurm import check_hook_command
+from joblens.collectors.external.trust import check_existing, check_file, check_program
 from joblens.core.config import PushSettings, Settings, split_url
 from joblens.core.errors import JoblensError, sentence
 from joblens.core.host import Host
@@ -32,7 +32,6 @@ _LONGEST = 500  # characters of an agent's errors
 _CHECK = "/v1/check"
 SERVICE = "/run/joblens/serve.sock"
 _ORDINARY = "nobody"
-_PATH = "/usr/bin:/bin"  # of the hooks
 
 
 class Node(NamedTuple):
@@ -231,8 +230,8 @@ def _why_not_written(records: str, uid: int) -> str:
     from joblens.attribution.jobfiles import distrust
 
     try:
+        check_existing(records, uid)
         why = distrust(os.lstat(records), uid, stat.S_ISDIR)
-        check_path(records, uid)
     except FileNotFoundError:
         return ""
     except (JoblensError, OSError) as error:
@@ -243,10 +242,8 @@ def _why_not_written(records: str, uid: int) -> str:
 def _command(what: str, command: str, said: str, do: str, uid: int) -> Finding:
     """Of a command that a hook runs."""
     try:
-        word = shlex.split(command)[0]
-        program = shutil.which(word, path=_PATH) or word
-        check_program(program, uid)
-    except (IndexError, JoblensError, ValueError) as error:
+        program = check_hook_command(command, uid)
+    except JoblensError as error:
         return Finding(what, False, sentence(error) if command else said, do)
     return Finding(what, os.access(program, os.X_OK), said, do)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from joblens.core.errors import JoblensError, sentence
+from joblens.core.lock import open_lock
 from joblens.hub.sink import FollowTask, end_with_the_hub, log, read_task
 from joblens.jobs.follow import SHORT_STEP, Follower, Log, Options
 from joblens.jobs.inferred import NAME as INFERRED
@@ -61,7 +62,7 @@ def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Sc
 def follow(task: FollowTask, log: Log) -> NoReturn:
     folder = Path(task.home) / "jobs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with open(open_lock(folder / "lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
         home = make_home(find_home(task.store or None))
         options = Options(**task.options._asdict())

@@ -36,7 +36,7 @@ def _share(top: Path, gid: int) -> None:
     """From the inside out: `top` is shared last, so that an interrupted attempt is repeated."""
     for folder, _, names in os.walk(top, topdown=False):
         for name in names:
-            if name not in _SECRETS:
+            if name not in _SECRETS and not name.endswith("lock"):  # who can open a lock can hold it
                 with suppress(FileNotFoundError):  # others work in the store meanwhile
                     _change(Path(folder, name), gid, stat.S_IRGRP)
         _change(Path(folder), gid, stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP)

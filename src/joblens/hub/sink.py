@@ -30,6 +30,7 @@ import msgspec
 
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
 from joblens.core.files import UNFINISHED, make_folder, unfinished_name
+from joblens.core.lock import SUFFIX, open_lock
 from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
@@ -348,7 +349,7 @@ def main() -> int:
     place = Place(task.name, Path(task.home), task.hub)
     for folder in (place.cursor.parent, place.folder):
         make_folder(folder)
-    lock = place.cursor.with_suffix(".lock").open("w")
+    lock = open_lock(place.cursor.with_suffix(SUFFIX))
     fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
     _clear(place)
     Checker.own_rows_only = task.own_rows_only

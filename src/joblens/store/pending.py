@@ -8,7 +8,6 @@ what is in them, so that it does not matter how many do that at once, nor where 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import list_names, sync_folder
+from joblens.core.lock import SUFFIX, open_lock, take_lock
 from joblens.core.model import Sample
 from joblens.store import ingest
 from joblens.store.home import Home
@@ -100,21 +100,11 @@ def settle_some(home: Home) -> None:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[bool]:
     """Only to save work: without locks, several processes write the same files."""
-    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_lock(f"{folder}{SUFFIX}")
     try:
-        yield _lock(file)
+        yield take_lock(file)
     finally:
         os.close(file)
-
-
-def _lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _settle_oldest(home: Home) -> None:

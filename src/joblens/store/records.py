@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import make_folder, publish, sync_folder, unfinished_name, write_whole
+from joblens.core.files import NO_ROOM, make_folder, publish, sync_folder, unfinished_name, write_whole
 from joblens.core.json_file import parse_json, render_json
+from joblens.core.lock import SUFFIX, open_lock
 from joblens.store.catalog.heads import (
     Head,
     add_heads,
@@ -327,13 +328,23 @@ def job_named(data: bytes) -> str:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """One change at a time, where the file system has locks: none of two that are merged is lost."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open_lock(folder)
     try:
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock(folder: Path) -> int:
+    """The folder itself is locked where a full disk has no room for a file: records can still be removed."""
+    try:
+        return open_lock(f"{folder}{SUFFIX}")
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+    return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def compact_day(folder: Path, day: str) -> int:

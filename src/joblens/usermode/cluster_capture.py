@@ -9,7 +9,6 @@ records is read, by a descriptor that was checked.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import pwd
 import secrets
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from joblens.attribution.jobfiles import JobFile, distrust, parse_job_file
-from joblens.capture.session import SUFFIX
+from joblens.capture.session import SUFFIX as RECORDS_SUFFIX
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder
+from joblens.core.lock import SUFFIX, describe_holder, note_progress, open_lock, take_lock
 from joblens.jobs.archive import Manifest, Source, write_archive
 from joblens.schedulers.facts import BatchJob
 from joblens.store.location import safe_name
@@ -32,6 +32,7 @@ ENDED = "ended"
 _JOB, _RECORDS = "job.json", "records"
 _PREFIX = "slurm-"
 _LARGEST_JOB = 1 << 16
+_PATIENCE = 600.0  # seconds for one archive; then who has the lock is reported
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -51,11 +52,13 @@ def collect(records: Path, target: Path) -> Iterator[Collected]:
     ended, tried = records / ENDED, set[str]()
     # Once more after the lock is released: who came meanwhile has left it to this process.
     while _list_jobs(ended) - tried:
-        with locked(ended) as is_ours:
-            if not is_ours:
+        with locked(ended) as lock:
+            if not lock.is_ours:
+                yield from (Collected(problem=it) for it in lock.problems)
                 return
             for name in sorted(_list_jobs(ended) - tried):
                 tried.add(name)
+                lock.note_progress()
                 try:
                     yield Collected(_collect_job(ended / name, target))
                 except (OutsideError, OSError) as error:
@@ -78,22 +81,35 @@ def _check_folder(folder: Path) -> None:
         raise OutsideError(f"{folder}: {why}")
 
 
+class FolderLock(NamedTuple):
+    """Whether this process works in a folder, or another one."""
+
+    fd: int
+    is_ours: bool
+    problems: list[str]  # if the other one seems to be stuck
+
+    def note_progress(self) -> None:
+        note_progress(self.fd)
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Yield False if another process works here."""
-    fd = os.open(folder, _FOLDER_FLAGS)
+def locked(folder: Path) -> Iterator[FolderLock]:
+    """Let one process at a time work in a folder. Users who can read the folder cannot take its lock.
+
+    Raises OSError.
+    """
+    path = folder / SUFFIX
+    fd = open_lock(path)
     try:
-        yield _lock(fd)
+        is_ours = take_lock(fd)
+        if is_ours:
+            note_progress(fd)
+        stuck = "" if is_ours else describe_holder(fd, _PATIENCE)
+        yield FolderLock(
+            fd, is_ours, [f"{folder}: nothing is done, {path} is locked: {stuck}"] if stuck else []
+        )
     finally:
         os.close(fd)
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return not isinstance(error, BlockingIOError)  # NFS has no locks of folders
-    return True
 
 
 def _collect_job(folder: Path, target: Path) -> Path | None:
@@ -159,7 +175,7 @@ def _load_job(path: Path) -> JobFile:
 def _open_records(folder: Path, uid: int) -> int | None:
     """Open the node's file of records, if there is one. Raises OSError, and MalformedError if it is not the
     user's own."""
-    name = os.uname().nodename.replace("/", "_") + SUFFIX
+    name = os.uname().nodename.replace("/", "_") + RECORDS_SUFFIX
     inside = os.open(folder, _FOLDER_FLAGS)
     try:
         fd = os.open(name, _FILE_FLAGS, dir_fd=inside)

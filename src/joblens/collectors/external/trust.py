@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from joblens.collectors.filesystems import LOCAL, unescape
 from joblens.core.errors import OutsideError, PrivilegeError
@@ -82,6 +83,21 @@ def check_path(path: str, uid: int, mounts: Sequence[Mount] = ()) -> str:
 
     Each folder of the path is checked before its entries are accessed, so that no remote file is touched.
     """
+    current, missing = _follow(path, uid, mounts)
+    if missing:
+        raise OutsideError(f"{path} cannot be used: {missing}: {os.strerror(errno.ENOENT)}")
+    return current
+
+
+def check_existing(path: str, uid: int) -> None:
+    """Check as much of the path as exists. Raises OutsideError if another user could create the rest."""
+    current, missing = _follow(path, uid, ())
+    if missing and os.stat(current).st_mode & 0o022:  # also if it is sticky
+        raise OutsideError(f"{path} is not trusted: {current} is writable by others, who could create it")
+
+
+def _follow(path: str, uid: int, mounts: Sequence[Mount]) -> Tuple[str, str]:
+    """Return it without links, as far as it exists, and the first part that does not exist, or nothing."""
     current, names, links = "/", path.split("/"), 0
     while names:
         name = names.pop(0)
@@ -95,6 +111,8 @@ def check_path(path: str, uid: int, mounts: Sequence[Mount] = ()) -> str:
         try:
             found = os.lstat(here)
             target = os.readlink(here) if stat.S_ISLNK(found.st_mode) else ""
+        except FileNotFoundError:
+            return current, here
         except OSError as error:
             raise OutsideError(f"{path} cannot be used: {here}: {error.strerror}") from None
         _check_writers(path, here, found, uid)
@@ -106,7 +124,7 @@ def check_path(path: str, uid: int, mounts: Sequence[Mount] = ()) -> str:
             current = "/" if target.startswith("/") else current
         else:
             current = here
-    return current
+    return current, ""
 
 
 def _check_writers(path: str, here: str, found: os.stat_result, uid: int) -> None:
