@@ -129,7 +129,7 @@ def _copy_rows(database: Any, columns: str, indexes: str, given: str, times: int
 
 def _list(files: Home, tables: Home, loaded: int, times: int) -> Section:
     assert tables.database is not None
-    both = Catalog(files), PostgresCatalog(tables, tables.database)
+    both = Catalog(files), PostgresCatalog(tables.database)
     _multiply(files, tables, times)
     jobs = loaded * times
     if [catalog.count() for catalog in both] != [jobs, jobs]:

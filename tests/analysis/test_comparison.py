@@ -93,6 +93,36 @@ def test_untagged_processes_are_no_operation() -> None:
     assert found.first_change == Change("program", ("cc",), "cpu_seconds", 5.0, 1.5)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_without_records_nothing_is_new_or_gone(swapped: bool) -> None:
+    """A job without exact records says nothing of its programs: the first change is that of the timelines.
+    The largest programs of the other job come first."""
+    records = [_sampled(0.0, 100, 100), _sampled(0.0, 100, 50)]
+    known = [GroupUse(("make",), 1, 0.0, 1.0), GroupUse(("cc",), 9, 5.0, 300.0)]
+    tagged = [GroupUse(("op:build",), 9, 0.0, 300.0)]
+    for it in records:
+        it.used.cpu_seconds = 300.0
+    order = slice(None, None, -1) if swapped else slice(None)
+    found = compare(records[order], [tagged, []][order], [known, []][order], 1)
+    assert [it.what for it in by_cpu(found.programs)] == [("cc",), ("make",)]
+    assert found.first_change is not None
+    assert (found.first_change.kind, found.first_change.metric) == ("timeline", "cores")
+    records[0].timeline = []
+    assert compare(records[order], [tagged, []][order], [known, []][order], 1).first_change is None
+
+
+def test_without_any_tag_no_operation_is_gone() -> None:
+    """Records of the agent have no tags: their job is compared by programs."""
+    records = [_sampled(0.0, 100, 100), _sampled(0.0, 100, 100)]
+    for it in records:
+        it.used.cpu_seconds = 800.0
+    tagged, untagged = [GroupUse(("op:build",), 9, 0.0, 300.0)], [GroupUse(("",), 9, 0.0, 450.0)]
+    programs = [[GroupUse(("cc",), 9, 5.0, cpu)] for cpu in (300.0, 450.0)]
+    found = compare(records, [tagged, untagged], programs, 1)
+    assert [it.values for it in by_cpu(found.operations)] == [[300.0, None]]
+    assert found.first_change == Change("program", ("cc",), "cpu_seconds", 5.0, 1.5)
+
+
 PROCESSES = st.builds(
     lambda began, seconds, cpu: EndedProcess(
         began_seconds=1e9 + began, ended_seconds=1e9 + began + seconds, user_seconds=cpu, system_seconds=cpu

@@ -25,7 +25,7 @@ def tree(rows: list[EndedProcess]) -> list[tuple[int, int]]:
 def test_three_durations() -> None:
     """Sum, time in which at least one ran, and time from the first start to the last end."""
     (found,) = operations(process(1, 0, 0, 4), process(2, 1, 2, 5), process(3, 1, 9, 10))
-    assert (found.sum_seconds, found.busy_seconds, found.span_seconds) == (8.0, 6.0, 10.0)
+    assert (found.summed_wall_seconds, found.busy_seconds, found.span_seconds) == (8.0, 6.0, 10.0)
     assert (found.processes, found.cpu_seconds, found.memory_peak_bytes) == (3, 4.5, 3)
 
 
@@ -38,7 +38,7 @@ def test_one_operation_per_tags() -> None:
 def test_process_without_times_has_no_duration() -> None:
     """A process of which only its existence is known is counted."""
     (found,) = operations(EndedProcess(pid=1))
-    assert (found.processes, found.sum_seconds, found.cpu_seconds) == (1, 0.0, None)
+    assert (found.processes, found.summed_wall_seconds, found.cpu_seconds) == (1, 0.0, None)
 
 
 def test_tree_with_a_reused_pid() -> None:

@@ -100,6 +100,14 @@ def test_groups_and_causes() -> None:
     assert find_causes(Outlier(0, "cpu_seconds", 1.0, 0.0, 9.0), [job(1, 1, 1), [], []]) == []
 
 
+def test_causes_of_an_outlier_without_records() -> None:
+    """Nothing is known of its processes: none of those of the others is gone."""
+    others = [GroupUse(("cc",), 9, 0.0, 100.0, ended_seconds=50.0)]
+    jobs = [others, others, [], others]
+    assert find_causes(Outlier(2, "cpu_seconds", 10.0, 100.0, 9.0), jobs) == []
+    assert find_longer(Outlier(2, "duration_seconds", 10.0, 100.0, 9.0), jobs) == []
+
+
 def test_longer_operations() -> None:
     """Of a longer duration an operation has the share by which it took longer on the clock, however many of
     its processes ran at once. Processes without a tag, which run from begin to end, are not named."""

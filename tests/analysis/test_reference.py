@@ -43,6 +43,13 @@ def test_a_reference_job_is_usual(values: list[float], chosen: int) -> None:
     assert (found.unusual, found.deviations, found.causes) == (False, [], [])
 
 
+def test_reference_jobs_without_records() -> None:
+    """They do not count as jobs without the program: what the others use stays usual."""
+    known = [GroupUse(("cc",), 9, 0.0, 100.0)]
+    usual = measure_groups([known, [], [], known, known])["cc"]["cpu_seconds"]
+    assert (usual.centre, usual.low, usual.high) == (100.0, 100.0, 100.0)
+
+
 @given(st.lists(amounts, min_size=3, max_size=8), amounts)
 def test_any_job(values: list[float], value: float) -> None:
     """A deviation is outside of all reference values, and by a tenth of the usual value or more."""

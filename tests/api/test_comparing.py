@@ -5,21 +5,31 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from importers.epmt_files import START, build_processes, job_files, metadata, process, write_tar
-from joblens.analysis.comparison import Compared, Comparison, by_cpu
+from joblens.analysis.comparison import METRICS, Compared, Comparison, by_cpu
 from joblens.analysis.outliers import Outlier
-from joblens.api.comparing import _contributions, compare_jobs, find_unusual, name_jobs
+from joblens.api.comparing import (
+    Explained,
+    Outliers,
+    _contributions,
+    compare_jobs,
+    find_unusual,
+    name_jobs,
+)
 from joblens.api.source import JobSource
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.cli.compare import render
 from joblens.cli.figures import render_count
-from joblens.cli.outliers import _difference
+from joblens.cli.outliers import _difference, render_groups
 from joblens.core.errors import UsageError
 from joblens.jobs.epmt_archives import import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
@@ -79,8 +89,10 @@ def test_comparison(home: Home) -> None:
         assert (found.first_change.kind, found.first_change.what) == ("operation", ("op:build",))
         assert [it.what for it in by_cpu(found.programs)] == [("cc1",), ("ld",)]
         assert {it.metric: it.values for it in found.programs if it.what == ("cc1",)} == {
-            "cpu_seconds": [150.0, 270.0], "elapsed_seconds": pytest.approx([4.0, 4.0]), "processes": [2, 2],
-        }  # fmt: skip
+            "cpu_seconds": [150.0, 270.0],
+            "summed_wall_seconds": pytest.approx([4.0, 4.0]),
+            "processes": [2, 2],
+        }
         assert [it.metric for it in found.timelines] == ["cores", "processes"]
         runs = compare_jobs(store, [first, second, unusual, last], first=2)
         cpu = next(it for it in runs.totals if it.what == ("cpu_seconds",))
@@ -97,10 +109,9 @@ def test_sums_in_the_lake_are_those_of_the_processes(home: Home) -> None:
         for by in (("tags",), ("name", "command")):
             there = store.end_groups(store.job("run1"), by)
             own = group_processes(store.ends("run1", EndedProcess), by)
-            assert [it._replace(elapsed_seconds=0) for it in there] == [
-                it._replace(elapsed_seconds=0) for it in own
-            ]
-            assert [it.elapsed_seconds for it in there] == pytest.approx([it.elapsed_seconds for it in own])
+            rest, sums = zip(*((it._replace(summed_wall_seconds=0), it.summed_wall_seconds) for it in there))
+            assert list(rest) == [it._replace(summed_wall_seconds=0) for it in own]
+            assert list(sums) == pytest.approx([it.summed_wall_seconds for it in own])
         with pytest.raises(UsageError, match="no group 'pid'"):
             store.end_groups(store.job("run1"), ("pid",))
 
@@ -230,6 +241,22 @@ def test_long_ids_leave_room_for_labels(monkeypatch: pytest.MonkeyPatch) -> None
     assert [row.split()[0] for row in rows] == ["took", "processes"]
 
 
+@given(st.lists(st.floats(0, allow_nan=False), min_size=1, max_size=6), st.floats(0, allow_nan=False))
+def test_any_ratio(ratios: list[float], interval: float) -> None:
+    """However large a ratio and its interval are, every line fits 80 columns."""
+    jobs = [
+        Job(id=f"kern-{number}", cluster="fox", name="", user="", start=0.0, end=1.0) for number in range(4)
+    ]
+    totals = [Compared((name,), [9e5] * 4, it, interval, name) for it, name in zip(ratios, METRICS)]
+    programs = [Compared(("cc1",), [9e5] * 4, it, None) for it in ratios]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        out = render(Comparison(totals, [], programs, None), [JobRecord(job=it) for it in jobs], 2)
+        found = [Explained(Outlier(0, "involuntary_switches", it, 1.0, 9.0, ("op",))) for it in ratios]
+        out += "\n".join(render_groups(Outliers([JobRecord(job=it) for it in jobs], "z", found, 3.0)))
+    assert max(map(display_width, out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("columns", [50, 80, 200])
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_any_width(
@@ -280,6 +307,8 @@ def test_csv(home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         (7, "7"),
         (99.4, "99"),
         (1250, "1,250"),
+        (1.5e30, ">999,999"),
+        (math.inf, ">999,999"),
     ],
 )
 def test_ratio(ratio: float, text: str) -> None:

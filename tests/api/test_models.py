@@ -321,9 +321,9 @@ def test_frames(home: Home) -> None:
 
 
 def test_time_of_processes() -> None:
-    """Processes that run at the same time add up to more than the job took: it is not called elapsed time."""
-    longer = Deviation("elapsed_seconds", 5040.0, 2204.0, None, "operation", "op:build")
-    assert render_cause(longer).startswith("wall time of op:build is 2.3 × its reference")
+    """Processes that run at once add up to more than the job took: the sum is not called wall time."""
+    longer = Deviation("summed_wall_seconds", 5040.0, 2204.0, None, "operation", "op:build")
+    assert render_cause(longer).startswith("summed wall time of op:build is 2.3 × its reference")
 
 
 def test_what_is_new() -> None:

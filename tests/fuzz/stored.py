@@ -53,7 +53,6 @@ from joblens.store.catalog.cursor import parse_cursor
 from joblens.store.catalog.heads import make_head, parse_heads, save_heads
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
-from joblens.store.catalog.postgresql.reader import parse_stored
 from joblens.store.catalog.schema import migrate
 from joblens.store.catalog.writer import Writer
 from joblens.store.edits import Change, Edits, add_edit, load_edits
@@ -259,8 +258,9 @@ def _live() -> list[bytes]:
 
 def record(data: bytes) -> None:
     """A record that is taken can be shown, and listed."""
-    render_report(parse_record("record", data), Style())
-    parse_stored("record", data.decode("utf-8", "replace"), None, None)
+    found = parse_record("record", data)
+    render_report(found, Style())
+    found.to_dict()
 
 
 def records(data: bytes) -> None:

@@ -21,16 +21,20 @@ from joblens.cli import main
 from joblens.cli.jobs import filter_of
 from joblens.cli.parser import build_parser
 from joblens.core.errors import OutsideError
+from joblens.core.json_file import render_json
 from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess
-from joblens.record.report import JobRecord
+from joblens.record.report import Imported, JobRecord
+from joblens.store.catalog.postgresql.access import save_in
 from joblens.store.catalog.postgresql.admin import drop, init, upgrade
 from joblens.store.catalog.postgresql.connection import connect
+from joblens.store.catalog.postgresql.reader import load_all
 from joblens.store.catalog.postgresql.schema import MIGRATIONS, check_version, find_version
 from joblens.store.copying import copy_records
 from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
 from joblens.store.saving import save_record, save_records
+from joblens.store.undelivered import count_waiting, keep
 from jobs.archives import make_archive, make_records
 from serve.serving import ADMIN, ALICE, BOB, OWNERS, SETTINGS, SUPPORT, Served, make_job
 from store.conftest import run_joblens
@@ -77,12 +81,17 @@ def make_jobs(made: JobRecord) -> list[JobRecord]:
             array_job="4200" if number % 5 == 0 else None,
             array_task=str(number) if number % 5 == 0 else None,
             tags={"zeta": "1", "model": f"m{number % 3}", "b": "x y"} if number % 2 else {},
-            annotations={"why": "it's 100 %"} if number % 6 == 0 else {},
+            annotations={"why": "it's 100 %", "by": "b", "a longer name": "1"} if number % 6 == 0 else {},
+            environment={"SLURM_NNODES": "2", "PATH": "x", "A_LONG_NAME": "y"} if number % 3 == 0 else None,
         )
         used = made.used.replace(
             cpu_seconds=None if number % 7 == 0 else number * 1.1, memory_peak_bytes=number % 5 * 1000
         )
-        found.append(made.replace(job=job, used=used))
+        sums = {"usertime": 3 * number, "rchar": 2.5, "a_longer_name": 1}
+        data = made.data.replace(imported=Imported("epmt", "a.tgz", sums=sums)) if number % 4 else made.data
+        record = made.replace(job=job, used=used, data=data)
+        record.keep(render_json(record.to_dict() | {"zz": {"later": 1, "b": [{"x": 1, "aaaa": 2}]}, "y": 2}))
+        found.append(record)
     return found
 
 
@@ -195,6 +204,25 @@ def test_a_copy_that_is_killed(home: Home, made: JobRecord, tmp_path: Path) -> N
         )
         assert store._catalog.count() == 3000
         assert store._catalog.problems == []
+
+
+def test_copies_between_databases(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
+    """Neither names the folder of the store that happens to be configured here, nor delivers records to the
+    database of another store that wait for its own."""
+    here = new_home(tmp_path / "here")._replace(database=postgres.create())
+    source, target = postgres.create(), postgres.create()
+    save_in(source, [made.replace(job=made.job.replace(id="there"))], 1)
+    keep(here, [made.replace(job=made.job.replace(id="waits"))], 1, OutsideError("away"))
+    without = run(here, "db", "copy", source.url, target.url)
+    assert without.returncode == 0, without.stderr
+    assert str(here.path) not in without.stderr
+    assert without.stderr.endswith(f"they are in the folder of the store that uses {source}\n")
+    assert [it.job.id for it in load_all(target, [])] == ["there"]
+    assert count_waiting(here) == 1
+    with Store(here) as store:
+        assert [row.id for row in store.jobs()] == ["waits"]
+    same = run(here, "db", "copy", source.url, source.url)
+    assert (same.returncode, "FROM and TO are the same" in same.stderr) == (2, True)
 
 
 def test_four_at_once_into_an_empty_database(postgres: Postgres, made: JobRecord, tmp_path: Path) -> None:
@@ -416,6 +444,7 @@ def test_upgrade_that_was_interrupted(postgres: Postgres, made: JobRecord, tmp_p
     save_record(home, made)
     with connect(database) as connection:
         connection.execute("DELETE FROM migrations WHERE number > 1")
+        connection.execute("ALTER TABLE jobs ADD COLUMN annotations text")
         query = "SELECT indexname FROM pg_indexes WHERE schemaname = 'joblens' AND indexname ~ '_by_'"
         names = [row[0] for row in connection.execute(query) if row[0] != "jobs_by_id"]
         for name in names:
@@ -471,6 +500,7 @@ def test_drop_with_records_that_wait(postgres: Postgres, made: JobRecord, tmp_pa
     assert submit(home, archive, lambda job: None).problem == ""
     with connect(Database(url_of(home))) as connection:
         connection.execute("DELETE FROM migrations WHERE number > 1")
+        connection.execute("ALTER TABLE jobs ADD COLUMN annotations text")
     assert "waits in" in save_record(home, made.replace(job=made.job.replace(id="late")))
     dropped = run(home, "db", "drop", "--force")
     assert dropped.returncode == 0

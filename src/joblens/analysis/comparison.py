@@ -18,7 +18,7 @@ METRICS = (
     "written_chars_bytes", "read_bytes", "written_bytes",
 )  # fmt: skip
 OPERATION_METRICS = ("cpu_seconds", "span_seconds", "processes")
-PROGRAM_METRICS = ("cpu_seconds", "elapsed_seconds", "processes")
+PROGRAM_METRICS = ("cpu_seconds", "summed_wall_seconds", "processes")
 TIMELINES = ("cores", "memory", "read", "written", "threads", "processes")
 STRETCHES = 120  # of the timelines, from the start to the end of the longest job
 PARTS = ("totals", "operations", "programs")
@@ -68,7 +68,7 @@ class Comparison(NamedTuple):
 
     def limit(self, most: int, first: int) -> Comparison:
         """Return it with the operations, in order of start, and the programs whose CPU time differs most."""
-        chosen = sorted(by_cpu(self.operations), key=lambda it: -_difference(it, first))[:most]
+        chosen = sorted(by_cpu(self.operations), key=lambda it: _by_difference(it, first))[:most]
         names = [{it.what for it in part} for part in (chosen, by_cpu(self.programs)[:most])]
         operations, programs = (
             [it for it in part if it.what in some]
@@ -104,18 +104,14 @@ def compare(
     `points`: the timeline of each job, if it is not that of its record."""
     totals = [_compared((name,), name, [getattr(it.used, name) for it in records], first) for name in METRICS]
     starts = [it.job.start for it in records]
-    tagged = any(any(group.key) for groups in operations for group in groups)
-    by_tags = _groups(operations if tagged else [], starts, first, OPERATION_METRICS)
+    tagged = [groups if any(any(group.key) for group in groups) else [] for groups in operations]
+    by_tags = _groups(tagged, starts, first, OPERATION_METRICS)
     by_name = _groups(programs, starts, first, PROGRAM_METRICS)
     longest = max(it.job.duration for it in records)
     lines = _timelines(records, points or [it.timeline for it in records], longest)
     step = longest / STRETCHES
-    change = _first_group("operation", by_tags, records[:first], first)
-    if not by_tags:
-        change = _first_group("program", by_name, records[:first], first)
-    if not by_tags and not by_name:
-        change = _first_departure(lines, step, first)
-    by_name.sort(key=lambda group: -_difference(group.rows[0], first))
+    change = _first_change(by_tags, by_name, lines, step, records, first)
+    by_name.sort(key=lambda group: _by_difference(group.rows[0], first))
     return Comparison(
         [it for it in totals if any(value is not None for value in it.values)],
         [it for group in by_tags for it in group.rows],
@@ -134,8 +130,8 @@ class _Group(NamedTuple):
 def _groups(
     jobs: Sequence[Sequence[GroupUse]], starts: Sequence[float], first: int, metrics: Sequence[str]
 ) -> list[_Group]:
-    """In order of their first start in any job, from the start of this job. A job with records of its
-    processes has 0 of a group that it lacks."""
+    """In order of their first start in any job, from the start of this job. A job with groups has 0 of one
+    that it lacks; of a job without any, nothing is known."""
     tables = [{group.key: group for group in groups} for groups in jobs]
     began: dict[tuple[str, ...], float] = {}
     for start, groups in zip(starts, jobs):
@@ -165,6 +161,21 @@ def _interval(ratio: float, one: Sequence[float], other: Sequence[float]) -> flo
     if len(one) < 2 or len(other) < 2 or not statistics.fmean(other):
         return None
     return ratio * math.hypot(*(statistics.stdev(part) / statistics.fmean(part) for part in (one, other)))
+
+
+def _first_change(
+    operations: Sequence[_Group],
+    programs: Sequence[_Group],
+    lines: Sequence[Timelines],
+    step: float,
+    records: Sequence[JobRecord],
+    first: int,
+) -> Change | None:
+    """By operations, else by programs, else by timelines: the first of which both groups of jobs know."""
+    for kind, groups in (("operation", operations), ("program", programs)):
+        if any(_is_known(group.rows[0], first) for group in groups):
+            return _first_group(kind, groups, records[:first], first)
+    return _first_departure(lines, step, first)
 
 
 def _first_group(
@@ -235,8 +246,19 @@ def _departures(line: Timelines, first: int) -> Iterator[tuple[int, float | None
             return
 
 
+def _by_difference(it: Compared, first: int) -> tuple[float, float]:
+    """A key that sorts the largest difference first; of what one group does not know, the largest value."""
+    return -_difference(it, first), -_mean(it.values)
+
+
 def _difference(it: Compared, first: int) -> float:
-    return abs(_mean(it.values[first:]) - _mean(it.values[:first]))
+    """Return 0 if one group does not know it: unknown is not absent."""
+    return abs(_mean(it.values[first:]) - _mean(it.values[:first])) if _is_known(it, first) else 0.0
+
+
+def _is_known(it: Compared, first: int) -> bool:
+    """Whether a job of each group has it."""
+    return all(any(value is not None for value in part) for part in (it.values[:first], it.values[first:]))
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -16,7 +16,7 @@ class Operation(NamedTuple):
     tags: str
     processes: int
     began_seconds: float | None
-    sum_seconds: float  # of all processes
+    summed_wall_seconds: float  # from start to end of each process, added up
     busy_seconds: float  # in which at least one of them ran
     span_seconds: float  # from the first start to the last end
     cpu_seconds: float | None

@@ -41,7 +41,7 @@ SYMPTOMS = {
     "major_faults": "pages had to be read from storage (memory was short, or files were not cached)",
     "read_bytes": "data came from storage instead of the page cache",
 }
-GROUP_METRICS = ("cpu_seconds", "elapsed_seconds", "processes", "memory_peak_bytes")
+GROUP_METRICS = ("cpu_seconds", "summed_wall_seconds", "processes", "memory_peak_bytes")
 
 Values = Sequence[float | None]
 
@@ -199,10 +199,11 @@ _Change = tuple[tuple[str, ...], float, float]  # group, value, usual value
 
 
 def _find_changes(outlier: Outlier, jobs: Sequence[Sequence[GroupUse]], metric: str) -> list[_Change]:
-    """Each group with its value in the job and in the others, which have 0 of a group that they lack."""
+    """Each group with its value in the job and in the others, 0 of a group that one lacks. Jobs without
+    records of their processes are left out."""
     tables = [{group.key: float(getattr(group, metric)) for group in groups} for groups in jobs]
     own, others = tables[outlier.job], [it for at, it in enumerate(tables) if at != outlier.job and it]
-    if not others:
+    if not own or not others:
         return []
     keys = dict.fromkeys([*own, *(key for table in others for key in table)])
     return [

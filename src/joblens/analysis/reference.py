@@ -42,8 +42,8 @@ def measure_totals(records: Sequence[JobRecord]) -> Figures:
 
 
 def measure_groups(jobs: Sequence[Groups]) -> dict[str, Figures]:
-    """Return figures of operations or programs, 0 in jobs without them."""
-    tables = [{group.key: group for group in groups} for groups in jobs]
+    """Return figures of operations or programs, 0 where one lacks it. Jobs without records do not count."""
+    tables = [{group.key: group for group in groups} for groups in jobs if groups]
     keys = dict.fromkeys(key for table in tables for key in table)
     return {
         key[0]: {
@@ -125,7 +125,7 @@ def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]], names_gone
     found: list[tuple[float, Deviation]] = []
     for kind, groups, usual in parts:
         table = {group.key[0]: group for group in groups}
-        for metric in GROUP_METRICS:
+        for metric in _metrics(usual):
             whole = _whole(metric, usual)
             for key in dict.fromkeys((*table, *(usual if names_gone else ()))):
                 value = float(getattr(table.get(key, GroupUse((key,))), metric))
@@ -137,9 +137,14 @@ def _rank(parts: Iterator[tuple[str, Groups, Mapping[str, Figures]]], names_gone
     return [it for _, it in sorted(found, key=lambda pair: -pair[0])]
 
 
+def _metrics(usual: Mapping[str, Figures]) -> list[str]:
+    """Return those that the model knows: what it does not know is not new in a job."""
+    return [metric for metric in GROUP_METRICS if all(metric in figures for figures in usual.values())]
+
+
 def _whole(metric: str, usual: Mapping[str, Figures]) -> float:
     """Return what all groups together have; of memory, the largest: they need not run at the same time."""
-    values = [figures[metric].centre for figures in usual.values() if metric in figures]
+    values = [figures[metric].centre for figures in usual.values()]
     return max(values, default=0.0) if metric == "memory_peak_bytes" else sum(values)
 
 

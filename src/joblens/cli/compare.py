@@ -12,7 +12,7 @@ from joblens.cli.source import choose_source, open_chosen
 from joblens.cli.table import add_output, render_table, room, shorten, warn, write
 from joblens.core.errors import UsageError, printable
 from joblens.core.units import render_seconds
-from joblens.reports.figures import WORDS, render_group, render_ratio, render_value
+from joblens.reports.figures import WORDS, render_column_ratio, render_group, render_ratio, render_value
 from joblens.reports.style import WIDTH
 from joblens.reports.text import wrap
 from joblens.reports.timeline import LINES, PEAK, axis, sparks
@@ -35,7 +35,7 @@ _TRIFLES = {"read": float(1 << 20), "written": float(1 << 20), "threads": 1.0, "
 _OF_GROUPS = {
     "cpu_seconds": "CPU time",
     "span_seconds": "took",
-    "elapsed_seconds": "wall time",
+    "summed_wall_seconds": "summed wall time",
     "processes": "processes",
 }
 
@@ -127,10 +127,13 @@ class _Shown(NamedTuple):
 def render(found: Comparison, records: Sequence[JobRecord], first: int = 1) -> str:
     from joblens.analysis.comparison import by_cpu
 
-    shown = _choose_shown(records, first)
-    heads = _heads([it.name for it in shown])
+    parts = (("", found.totals), ("operation", found.operations), ("program", found.programs))
+    ratios = [render_column_ratio(it.ratio, it.interval) for _, rows in parts for it in rows]
+    widest = max([_RATIO, *map(len, ratios)])
+    shown = _choose_shown(records, first, widest)
+    heads = _heads([it.name for it in shown], widest)
     lines: list[str] = []
-    for title, rows in (("", found.totals), ("operation", found.operations), ("program", found.programs)):
+    for title, rows in parts:
         if rows:
             counts = {it.what: it.values for it in rows if it.metric == "processes"}
             whole = {id(it) for it in (by_cpu(rows) if title else rows)}
@@ -149,12 +152,12 @@ def render(found: Comparison, records: Sequence[JobRecord], first: int = 1) -> s
     return "\n".join(lines[1:]) + "\n"
 
 
-def _choose_shown(records: Sequence[JobRecord], first: int) -> list[_Shown]:
+def _choose_shown(records: Sequence[JobRecord], first: int, ratio: int) -> list[_Shown]:
     """Each job, if they fit beside each other; else both groups."""
     from joblens.api.comparing import name_jobs
 
     names = [printable(name) for name in name_jobs(records)]
-    most = ((room() or sys.maxsize) - _LEAST_LABEL - _RATIO) // (_SHORTEST + 2)
+    most = ((room() or sys.maxsize) - _LEAST_LABEL - ratio) // (_SHORTEST + 2)
     if len(names) <= max(min(most, _MOST_COLUMNS), 2):
         return [_Shown(name, slice(at, at + 1)) for at, name in enumerate(names)]
     groups = (slice(0, first), slice(first, len(names)))
@@ -164,10 +167,10 @@ def _choose_shown(records: Sequence[JobRecord], first: int) -> list[_Shown]:
     ]
 
 
-def _heads(names: Sequence[str]) -> list[str]:
+def _heads(names: Sequence[str], ratio: int) -> list[str]:
     """Shorten the names of jobs that do not fit the terminal."""
     space = room()
-    most = 60 if space is None else max((space - _LABEL - _RATIO) // len(names) - 2, _SHORTEST)
+    most = 60 if space is None else max((space - _LABEL - ratio) // len(names) - 2, _SHORTEST)
     return [shorten(name, most) for name in names]
 
 
@@ -185,8 +188,7 @@ def _label(it: Compared, title: str, counts: dict[tuple[str, ...], list[float | 
 
 def _row(it: Compared, label: str, shown: Sequence[_Shown]) -> tuple[str, ...]:
     values = [render_value(it.metric, column.value(it.values)) for column in shown]
-    ratio = "-" if it.ratio is None else f"{it.ratio:.2f}"
-    return (label, *values, ratio if it.interval is None else f"{ratio} ± {it.interval:.2f}")
+    return (label, *values, render_column_ratio(it.ratio, it.interval))
 
 
 def _timelines(found: Comparison, shown: Sequence[_Shown]) -> list[str]:

@@ -12,8 +12,8 @@ from joblens.core.units import render_bytes
 
 if TYPE_CHECKING:
     from joblens.api import Store, StoreInfo
+    from joblens.store.copying import Place
     from joblens.store.database import Database
-    from joblens.store.home import Home
 
 EXAMPLE = """example:
   joblens db info
@@ -144,22 +144,24 @@ def _size(options: argparse.Namespace) -> int:
 
 
 def _copy(options: argparse.Namespace) -> int:
-    from joblens.store.copying import copy_records
+    from joblens.store.copying import copy_records, database_of
+    from joblens.store.home import Home
 
     source, target = _find(options.source), _find(options.target, make=True)
-    if (source.path, source.database) == (target.path, target.database):
+    folders = [it.path if isinstance(it, Home) else None for it in (source, target)]
+    databases = [database_of(it) for it in (source, target)]
+    if databases[0] == databases[1] and (databases[0] or folders[0] == folders[1]):
         raise UsageError("FROM and TO are the same")
     done = copy_records(source, target, progress("jobs"))
     print(f"{render_count(done.copied, 'record')} copied; {done.known} were there already", file=sys.stderr)
-    if source.path != target.path:
-        print(
-            f"not copied: samples, processes, threads and models; they are in {source.path}", file=sys.stderr
-        )
+    if not folders[0] or folders[0] != folders[1]:
+        where = folders[0] or f"the folder of the store that uses {databases[0]}"
+        print(f"not copied: samples, processes, threads and models; they are in {where}", file=sys.stderr)
     warn(done.problems)
     return 1 if done.problems else 0
 
 
-def _find(text: str, make: bool = False) -> Home:
+def _find(text: str, make: bool = False) -> Place:
     """Raises UsageError: everybody on this machine can read the words of a command."""
     from joblens.store.database import Database
     from joblens.store.home import find_home, make_home
@@ -173,7 +175,8 @@ def _find(text: str, make: bool = False) -> Home:
                 f"{database}: everybody on this machine can read a password on the command line; "
                 "put it into ~/.pgpass, or write `database` for the one of JOBLENS_DB_URL"
             )
-        return find_home()._replace(database=database)
+        configured = find_home()
+        return configured if database == configured.database else database
     home = find_home(text)._replace(database=None)
     if not make and not home.records.is_dir():
         raise UsageError(f"{home.path} is not a store")

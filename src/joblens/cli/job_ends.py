@@ -252,10 +252,10 @@ def _operations(source: JobSource, options: argparse.Namespace) -> _View:
     found = find_operations(_table(source, options, EndedProcess, whole=True))
     found.sort(key=_OPERATION_SORTS[options.sort or "cpu"])
     rows = found[: _limit(options, len(found))]
-    head = ("tags", "processes", "wall time", "busy", "took", "CPU", "memory")
+    head = ("tags", "processes", "summed wall time", "busy", "took", "CPU", "memory")
 
     def cells(it: Any) -> tuple[str, ...]:
-        durations = map(_time, (it.sum_seconds, it.busy_seconds, it.span_seconds, it.cpu_seconds))
+        durations = map(_time, (it.summed_wall_seconds, it.busy_seconds, it.span_seconds, it.cpu_seconds))
         return (it.tags or "(none)", f"{it.processes:,}", *durations, _bytes(it.memory_peak_bytes))
 
     return _View(rows, len(found), head, cells, (0,), 0, drop=(3, 2))

@@ -487,7 +487,7 @@ class JobRecord(Head, kw_only=True, dict=True):
 
         Raises MalformedError if that is no JSON that Python can read.
         """
-        found = super().to_dict()
+        found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
         if not self.written:
             del found["written"]
         stored = self.__dict__.get("stored")
@@ -508,11 +508,6 @@ class JobRecord(Head, kw_only=True, dict=True):
         stored = self.__dict__.get("stored")
         return stored if stored is not None and parse_record(stored) == self else None
 
-    def restore_order(self) -> None:
-        """Put the JSON that it was read from into the order of the fields, after a database has sorted it."""
-        stored = json.loads(self.__dict__.pop("stored"))
-        self.keep(json.dumps(_over({**self.to_dict(), "written": self.written}, stored)).encode())
-
 
 class _Version(msgspec.Struct):
     version: int = 0
@@ -527,16 +522,31 @@ def is_newer(data: bytes) -> bool:
 
 
 def _over(before: Any, now: Any) -> Any:
-    """Return what was stored, with the values that are known here in place of it."""
+    """Return the values that are known here, and then what else was stored, sorted: a database does not keep
+    the order."""
     if isinstance(before, dict) and isinstance(now, dict):
-        return before | {
+        known = {
             name: value if name in _FREE else _over(before.get(name), value) for name, value in now.items()
         }
+        return known | {name: _sorted(before[name]) for name in sorted(before.keys() - now.keys())}
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return [_over(*pair) for pair in zip(before, now)]
     return now
 
 
+def _sorted(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {name: _sorted(value) for name, value in sorted(plain.items())}
+    return [_sorted(value) for value in plain] if isinstance(plain, list) else plain
+
+
 def parse_record(data: bytes) -> JobRecord:
-    """Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for malformed JSON."""
-    return msgspec.json.decode(data, type=JobRecord)
+    """Tags, annotations, environment and sums are sorted by name: a database does not keep their order.
+
+    Raises msgspec.ValidationError for a missing or wrongly typed part, ValueError for malformed JSON."""
+    record = msgspec.json.decode(data, type=JobRecord)
+    for part in (record.job, record.data.imported):
+        for name in _FREE:
+            if texts := getattr(part, name, None):
+                setattr(part, name, dict(sorted(texts.items())))
+    return record

@@ -15,10 +15,12 @@ WORDS = {
     "duration_seconds": "took", "cpu_seconds": "CPU time", "user_seconds": "user time",
     "system_seconds": "system time", "cores_mean": "cores", "memory_peak_bytes": "memory",
     "processes": "processes", "read_chars_bytes": "read by calls", "written_chars_bytes": "written by calls",
-    "elapsed_seconds": "wall time", "run_delay_seconds": "time without a core",
+    "summed_wall_seconds": "summed wall time", "run_delay_seconds": "time without a core",
     "involuntary_switches": "involuntary switches", "major_faults": "major faults",
     "read_bytes": "read from storage", "written_bytes": "written to storage",
 }  # fmt: skip
+
+_MOST_RATIO = 999_999  # what is more is out of all proportion, and would not fit a column
 
 
 def render_value(metric: str, value: float | None) -> str:
@@ -36,10 +38,28 @@ def render_group(key: tuple[str, ...]) -> str:
 
 
 def render_ratio(ratio: float) -> str:
-    """`1.4`, `0.012`, `1,250`: two digits and more, without an exponent."""
+    """`1.4`, `0.012`, `1,250`, `>999,999`: two digits and more, without an exponent."""
     if ratio < 0.01:
         return "0" if ratio == 0 else "<0.01"
-    return f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
+    return f"{ratio:.2g}" if ratio < 99.5 else _at_most(ratio)
+
+
+def render_column_ratio(ratio: float | None, interval: float | None) -> str:
+    """`1.40`, `1.40 ± 0.03`, `1,250`, `>999,999`: the digits below each other in a column."""
+    if ratio is None:
+        return "-"
+    shown = _two_places(ratio)
+    return shown if interval is None else f"{shown} ± {_two_places(interval)}"
+
+
+def _two_places(number: float) -> str:
+    if 0 < number < 0.005:
+        return "<0.01"
+    return f"{number:.2f}" if number < 99.995 else _at_most(number)
+
+
+def _at_most(number: float) -> str:
+    return f"{number:,.0f}" if number <= _MOST_RATIO else f">{_MOST_RATIO:,}"
 
 
 def render_difference(metric: str, value: float, usual: float) -> str:

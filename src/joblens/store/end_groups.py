@@ -24,7 +24,7 @@ class GroupUse(NamedTuple):
     processes: int = 0  # or threads
     began_seconds: float | None = None  # of the first
     cpu_seconds: float = 0.0
-    elapsed_seconds: float = 0.0  # from start to end, of all processes
+    summed_wall_seconds: float = 0.0  # from start to end of each, added up
     run_delay_seconds: float = 0.0
     memory_peak_bytes: int = 0  # of the largest
     ended_seconds: float | None = None  # of the last
@@ -62,7 +62,7 @@ def _add(one: GroupUse, other: GroupUse) -> GroupUse:
         one.processes + other.processes,
         min(began, default=None),
         one.cpu_seconds + other.cpu_seconds,
-        one.elapsed_seconds + other.elapsed_seconds,
+        one.summed_wall_seconds + other.summed_wall_seconds,
         one.run_delay_seconds + other.run_delay_seconds,
         max(one.memory_peak_bytes, other.memory_peak_bytes),
         max(ended, default=None),

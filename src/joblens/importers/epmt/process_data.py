@@ -38,7 +38,7 @@ _CHUNK_LETTERS = 32 << 20
 _LONGEST_LINE = 16 << 20
 _PIECE = 1 << 20
 _ARRAY = re.compile(r"\{[-0-9, ]*\}", re.ASCII)
-_NUMBER = re.compile(r" *-?[0-9]{1,19} *", re.ASCII)
+_NUMBER = re.compile(r" *-?0*([0-9]{1,19}) *", re.ASCII)
 _OF_NUMBERS = b"0123456789-, "
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _BACKSLASH, _COMMA = "\0", "\1"  # in place of escaped ones, until a line is split; no text has them
@@ -506,7 +506,9 @@ def _numbers(cells: Sequence[str], count: int = 0) -> Numbers:
 
 
 def _is_number(cell: str) -> bool:
-    return _NUMBER.fullmatch(cell) is not None and abs(int(cell)) < (1 << 63) - 1
+    """As `_numbers` takes it among others, with any number of zeros in front."""
+    found = _NUMBER.fullmatch(cell)
+    return found is not None and int(found[1]) < (1 << 63) - 1
 
 
 def _make_tsv_chunk(

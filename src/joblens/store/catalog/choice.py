@@ -17,8 +17,12 @@ def open_catalog(
     """
     if home.database is not None:
         from joblens.store.catalog.postgresql.catalog import PostgresCatalog
+        from joblens.store.undelivered import deliver
 
-        return PostgresCatalog(home, home.database, creates)
+        problems = deliver(home)
+        catalog = PostgresCatalog(home.database, creates)
+        catalog.problems += problems
+        return catalog
     from joblens.store.catalog.index import Catalog
 
     return Catalog(home, progress)

@@ -50,7 +50,8 @@ class Catalog(JobCatalog):
     dialect = SQLITE
 
     def __init__(self, home: Home, progress: Callable[[int, int], None] | None = None) -> None:
-        super().__init__(home)
+        super().__init__()
+        self.home = home
         self._progress = progress
         self._refreshed = -math.inf
         self._had_records = False

@@ -17,7 +17,6 @@ from joblens.store.lake.columns import storable
 
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord
-    from joblens.store.home import Home
 
 NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 LISTED = f"{NAMES}, tags"
@@ -65,8 +64,7 @@ class JobCatalog(ABC):
 
     dialect: Dialect
 
-    def __init__(self, home: Home) -> None:
-        self.home = home
+    def __init__(self) -> None:
         self.problems: list[str] = []
         # For which new records are not looked for again; another connection to the same file indexes them.
         self.fresh_seconds = 0.0
@@ -213,7 +211,7 @@ class JobCatalog(ABC):
 
 def _listed(row: Sequence[Any]) -> JobRow:
     """Make a row of a listing from one of the catalog."""
-    found = JobRow._make((*row[:-1], json.loads(row[-1]) if row[-1] else {}))
+    found = JobRow._make((*row[:-1], dict(sorted(json.loads(row[-1]).items())) if row[-1] else {}))
     if found.nodes and SEVERAL in found.nodes:
         return found._replace(nodes=name_nodes(found.nodes.split(SEVERAL)))
     return found

@@ -9,17 +9,16 @@ from joblens.core.errors import MalformedError, sentence
 from joblens.store.catalog.dialect import POSTGRESQL
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow
 from joblens.store.catalog.postgresql.connection import connect, load_driver, sentences
-from joblens.store.catalog.postgresql.reader import parse_stored
 from joblens.store.catalog.postgresql.schema import check_version, create_once
 from joblens.store.catalog.postgresql.writer import as_text, make_rows, save
 from joblens.store.catalog.queries import IS_IDENTITY, NAMES, JobCatalog
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.database import Database
+from joblens.store.records import parse_record
 
 if TYPE_CHECKING:
     from joblens.record.report import JobRecord
     from joblens.store.catalog.postgresql.connection import Connection
-    from joblens.store.home import Home
 
 _AT_ONCE = 500  # records in memory
 
@@ -27,12 +26,9 @@ _AT_ONCE = 500  # records in memory
 class PostgresCatalog(JobCatalog):
     dialect = POSTGRESQL
 
-    def __init__(self, home: Home, database: Database, creates: bool = False) -> None:
-        from joblens.store.undelivered import deliver
-
-        super().__init__(home)
+    def __init__(self, database: Database, creates: bool = False) -> None:
+        super().__init__()
         self.database, self._creates = database, creates
-        self.problems += deliver(home)
         self.connection = self._connect()
 
     def _connect(self) -> Connection:
@@ -78,10 +74,10 @@ class PostgresCatalog(JobCatalog):
         return [_with_whole_numbers(row) for row in super().jobs(wanted, scope)]
 
     def report(self, identity: Identity, scope: Scope = ALL) -> JobRecord:
-        found = self._select("record::text, tags, annotations", IS_IDENTITY, identity, "", scope)
+        found = self._select("record::text", IS_IDENTITY, identity, "", scope)
         if not found:
             raise LookupError(f"the record of job {identity[1]} is not there any more")
-        record = parse_stored(f"{self.database}: job {identity[1]}", *found[0])
+        record = parse_record(f"{self.database}: job {identity[1]}", found[0][0].encode())
         if not scope.allows(record.job.user, record.job.account):
             raise LookupError(f"the record of job {identity[1]} is not there any more")
         return record
@@ -99,7 +95,7 @@ class PostgresCatalog(JobCatalog):
             last = self._check_some(last)
 
     def _check_some(self, after: int) -> int | None:
-        query = f"SELECT number, record::text, tags, annotations, {NAMES} FROM jobs WHERE number > ?"
+        query = f"SELECT number, record::text, {NAMES} FROM jobs WHERE number > ?"
         rows = self._ask(f"{query} ORDER BY number LIMIT {_AT_ONCE}", [after])
         wrong = [record for row in rows if (record := self._find_wrong(row)) is not None]
         save(self.database, self.connection, wrong, 0)
@@ -107,10 +103,10 @@ class PostgresCatalog(JobCatalog):
 
     def _find_wrong(self, row: Sequence[Any]) -> JobRecord | None:
         """Return the record if its row differs from it."""
-        _, text, tags, notes, *columns = row
+        _, text, *columns = row
         where = f"{self.database}: job {columns[1]}"
         try:
-            record = parse_stored(where, text, tags, notes)
+            record = parse_record(where, text.encode())
         except MalformedError as error:
             self.problems.append(sentence(error))
             return None

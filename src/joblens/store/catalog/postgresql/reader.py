@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,36 +16,15 @@ if TYPE_CHECKING:
 _AT_ONCE = 500  # records in memory
 
 
-def parse_stored(where: str, text: str, tags: str | None, notes: str | None) -> JobRecord:
-    """The database sorts the names in an object: they come back in the order that they had.
-
-    Raises MalformedError.
-    """
-    record = parse_record(where, text.encode())
-    job = record.job
-    job.tags = _in_order(job.tags, tags)
-    job.annotations = _in_order(job.annotations, notes)
-    job.environment = dict(sorted(job.environment.items())) if job.environment else job.environment
-    record.restore_order()
-    return record
-
-
-def _in_order(found: dict[str, str] | None, text: str | None) -> dict[str, str] | None:
-    """Return the texts in the order of the column that has them as they were saved."""
-    saved = json.loads(text) if text else {}
-    return saved if saved == found else found
-
-
 def load_all(database: Database, problems: list[str]) -> Iterator[JobRecord]:
     """Yield all records, some at a time. What cannot be read is added to `problems`. Raises OutsideError."""
-    columns = "number, id, record::text, tags, annotations"
-    query = f"SELECT {columns} FROM jobs WHERE number > %s ORDER BY number LIMIT {_AT_ONCE}"
+    query = f"SELECT number, id, record::text FROM jobs WHERE number > %s ORDER BY number LIMIT {_AT_ONCE}"
     last = 0
     with opened(database) as connection:
         while rows := connection.execute(query, (last,)).fetchall():
             last = rows[-1][0]
-            for _, id, *stored in rows:
+            for _, id, text in rows:
                 try:
-                    yield parse_stored(f"{database}: job {id}", *stored)
+                    yield parse_record(f"{database}: job {id}", text.encode())
                 except MalformedError as error:
                     problems.append(str(error))

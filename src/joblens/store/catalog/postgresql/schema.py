@@ -71,6 +71,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX jobs_by_user ON jobs ("user", start DESC, id DESC, cluster DESC) INCLUDE (kind, number);
     CREATE INDEX jobs_by_name ON jobs (name, start DESC, id DESC, cluster DESC) INCLUDE (kind, number);
     """,
+    # It had the order of annotations; they are sorted by name now.
+    "ALTER TABLE jobs DROP COLUMN annotations",
 )
 _CREATE = f"""
     CREATE SCHEMA IF NOT EXISTS {SCHEMA};

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5  # of two transactions that wait for each other the server ends one
 _MOST, _MOST_BYTES = 5000, 32 << 20  # records in one transaction
-_COLUMNS = f"{NAMES}, tags, kind, written, annotations, record"
+_COLUMNS = f"{NAMES}, tags, kind, written, record"
 _UPDATED = ", ".join(f"{it} = excluded.{it}" for it in _COLUMNS.split(", "))
 _KINDS = ", ".join(f'"{name}"' for name in KIND)
 _NODE, _NODES = map(COLUMNS.index, ("node", "nodes"))
@@ -134,7 +134,7 @@ def make_rows(record: JobRecord, now: int) -> Rows:
     tags, notes = (_texts(it) for it in head[-2:])
     nodes = [(name,) for name in dict.fromkeys((columns[_NODES] or "").split(SEVERAL))]
     several = columns[_NODES] != columns[_NODE]
-    values = (*columns, _json(tags), _number(_kind_of(columns)), written, _json(notes), data.decode())
+    values = (*columns, _json(tags), _number(_kind_of(columns)), written, data.decode())
     linked: dict[str, list[tuple[str, ...]]] = {
         "tags": list(tags.items()),
         "annotations": list(notes.items()),
