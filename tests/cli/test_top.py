@@ -58,7 +58,7 @@ def cpu_page(time_ns: int, *values: int) -> LiveSet:
 
 
 def page(*sets: LiveSet, **more: Any) -> dict[str, Any]:
-    shown = [it.as_json() for it in sets]
+    shown = list(sets)
     node = {"cluster": "fox", "node": "c1", "state": "live", "age_seconds": 0.0, "sets": shown, **more}
     return {"nodes": [node]}
 
@@ -167,7 +167,7 @@ def test_a_batch_tells_rates_on_its_own() -> None:
     picked = Picker().pick(message)
     assert len(picked) < len(message)
     sets = describe(picked)
-    assert {(it.set, it.time_ns) for it in sets} == {
+    assert {(it["set"], it["time_ns"]) for it in sets} == {
         (name, moment * S) for name in ("cpu", "job") for moment in (100, 109)
     }
     live = Live()
@@ -188,7 +188,7 @@ def test_last_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             picker.keep(node, message)
     assert picker.held == 2 * len(message)
     assert len({len(node.last) for node in nodes}) == 2
-    assert [[it.set for it in node.describe(anew=True)] for node in nodes] == [["cpu"]] * 4
+    assert [[it["set"] for it in node.describe(anew=True)] for node in nodes] == [["cpu"]] * 4
     for node in nodes:
         node.forget()
     assert picker.held == 0

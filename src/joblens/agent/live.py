@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Dict, List
 
 from joblens.core.model import ABSENT, Rows, Sample
-from joblens.wire.live import WANTED, describe_set
+from joblens.wire.live import WANTED, LiveNode, LivePage, describe_set
 
 if TYPE_CHECKING:
     from joblens.agent.sampler import Sampler
@@ -24,7 +24,7 @@ def _column(rows: Rows, name: str) -> List[int]:
     return rows.values[rows.schema.position(name) :: len(rows.schema.columns)]
 
 
-def describe_now(sampler: Sampler, interval: float) -> Dict[str, Any]:
+def describe_now(sampler: Sampler, interval: float) -> LivePage:
     """Describe this node in the format of a hub's answer about many."""
     owners = sampler.attribution.owners
     failing = [it.name for it in sampler.running if it.error]
@@ -35,13 +35,13 @@ def describe_now(sampler: Sampler, interval: float) -> Dict[str, Any]:
         describe_set(sample.time_ns, sample.rows.schema, sample.rows.keys, sample.rows.values)
         for sample in samples.values()
     ]
-    node = {
-        "cluster": owners.cluster,
-        "node": owners.node,
-        "state": "failing" if failing else "live",
-        "failing": failing,
-        "age_seconds": 0.0,
-        "interval_seconds": interval,
-        "sets": [found.as_json() for found in sets if found],
-    }
+    node = LiveNode(
+        cluster=owners.cluster,
+        node=owners.node,
+        state="failing" if failing else "live",
+        failing=failing,
+        age_seconds=0.0,
+        interval_seconds=interval,
+        sets=[found for found in sets if found],
+    )
     return {"nodes": [node]}

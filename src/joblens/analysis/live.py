@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from joblens.analysis.series.rates import rates
+from joblens.record.fields import read
+from joblens.wire.live import LivePage, LiveSet
 
 _NS = 1e9
 _SHORTEST = 0.5  # seconds between two samples: rates over less are noise
@@ -18,7 +20,7 @@ _NOT_CABLES = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "cali",
 _NOT_DISKS = ("dm-", "md")
 
 Figures = dict[str, float | None]
-Key = tuple[Any, ...]
+Key = tuple[str, ...]
 
 
 class NodeNow(NamedTuple):
@@ -105,20 +107,20 @@ class Live:
         self._nodes: dict[tuple[str, str], _Node] = {}
 
     def take(self, page: Any) -> None:
-        """Raises ValueError, LookupError, TypeError or AttributeError if it is no such page."""
+        """Raises ValueError if it is no such page."""
         there = {}
-        for found in page["nodes"]:
-            name = str(found["cluster"]), str(found["node"])
+        for found in read(page, LivePage)["nodes"]:
+            name = found["cluster"], found["node"]
             node = there[name] = self._nodes.get(name) or _Node()
-            node.state, node.age = str(found["state"]), _finite(found["age_seconds"]) or 0.0
-            kept = {str(item["set"]) for item in found["sets"]}
+            node.state, node.age = found["state"], _finite(found["age_seconds"]) or 0.0
+            kept = {item["set"] for item in found["sets"]}
             if kept:  # a set that is no longer sent is unknown
                 node.samples = {name: samples for name, samples in node.samples.items() if name in kept}
             newest: dict[str, int] = {}
             for item in found["sets"]:
                 sample = _parse_sample(item)
-                newest[str(item["set"])] = max(newest.get(str(item["set"]), 0), sample.time_ns)
-                node.add(str(item["set"]), sample)
+                newest[item["set"]] = max(newest.get(item["set"], 0), sample.time_ns)
+                node.add(item["set"], sample)
             node.forget_after(newest)
         self._nodes = there
 
@@ -134,7 +136,7 @@ class Live:
         for node in self._nodes.values():
             sample = node.latest("job")
             for key in sample.rows if sample else ():
-                parts.setdefault((str(key[0]), str(key[1])), []).append((node, key))
+                parts.setdefault((key[0], key[1]), []).append((node, key))
         users = self._users()
         return [_job_now(name, users.get(name, ""), found) for name, found in parts.items()]
 
@@ -143,25 +145,24 @@ class Live:
         for node in self._nodes.values():
             sample = node.latest("job_info")
             for cluster, job, _, user, *_ in sample.rows if sample else ():
-                found[str(cluster), str(job)] = str(user)
+                found[cluster, job] = user
         return found
 
 
-def _parse_sample(item: Mapping[str, Any]) -> _SetSample:
-    labels, columns = [str(it) for it in item["labels"]], [str(it) for it in item["columns"]]
+def _parse_sample(item: LiveSet) -> _SetSample:
+    labels, columns = item["labels"], item["columns"]
     rows: dict[Key, Figures] = {}
     for row in item["rows"]:
         if len(row) != len(labels) + len(columns):
             raise ValueError("a row has not as many parts as are named")
         rows[tuple(map(str, row[: len(labels)]))] = dict(zip(columns, map(_finite, row[len(labels) :])))
-    cores = item.get("cores")
-    return _SetSample(int(item["time_ns"]), cores if type(cores) is int else None, rows)
+    return _SetSample(item["time_ns"], item.get("cores"), rows)
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: str | float | None) -> float | None:
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if isinstance(value, str) or not math.isfinite(value):
         raise ValueError(f"{value!r:.60} is not a number")
     return float(value)
 
@@ -202,9 +203,7 @@ def _busy(node: _Node) -> float | None:
 
 def _sum_of(node: _Node, name: str, column: str, counts: Callable[[str], bool]) -> float | None:
     sample = node.latest(name)
-    return _add(
-        node.rate(name, key, column) for key in (sample.rows if sample else ()) if counts(str(key[0]))
-    )
+    return _add(node.rate(name, key, column) for key in (sample.rows if sample else ()) if counts(key[0]))
 
 
 def _is_disk(name: str) -> bool:
@@ -232,7 +231,7 @@ def _job_now(name: tuple[str, str], user: str, parts: list[tuple[_Node, Key]]) -
     return JobNow(
         *name,
         user,
-        tuple(sorted(str(key[2]) for _, key in parts)),
+        tuple(sorted(key[2] for _, key in parts)),
         rate("cpu_seconds"),
         value("cpus"),
         value("memory_bytes"),

@@ -146,6 +146,14 @@ def job_statuses(node: Node) -> list[JobStatus]:
 def describe_owners(node: Node) -> list[LiveSet]:
     """Return the users of its jobs as the set `job_info` of `/now`."""
     jobs = node.header.jobs() if node.header else []
-    rows = [[job.cluster, job.id, job.node, job.user, 1] for job in jobs]
-    labels = ("cluster", "jobid", "node", "user")
-    return [LiveSet("job_info", int(node.made * 1e9), labels, ("",), rows)] if rows else []
+    if not jobs:
+        return []
+    return [
+        LiveSet(
+            set="job_info",
+            time_ns=int(node.made * 1e9),
+            labels=("cluster", "jobid", "node", "user"),
+            columns=("",),
+            rows=[[job.cluster, job.id, job.node, job.user, 1] for job in jobs],
+        )
+    ]

@@ -27,6 +27,7 @@ from joblens.hub.responses import Refused, Response
 from joblens.hub.retention import Lag
 from joblens.hub.status import StatusPage
 from joblens.wire.exposition import OPENMETRICS, PROMETHEUS, Exposition
+from joblens.wire.live import LiveNode, LivePage
 from joblens.wire.mac import is_same
 
 _TEXT = "text/plain; charset=utf-8"
@@ -123,20 +124,17 @@ class Pages:
         """Return what `joblens top` shows, in the format of an agent's page."""
         now, end = time.time(), time.monotonic() + _LONGEST_DESCRIBING
         nodes = [
-            {
-                "cluster": node.cluster,
-                "node": node.node,
-                "state": node_state(node, now),
-                "age_seconds": node.age(now),
-                "interval_seconds": node.period,
-                "sets": [
-                    it.as_json()
-                    for it in (*node.now.describe(time.monotonic() < end), *describe_owners(node))
-                ],
-            }
+            LiveNode(
+                cluster=node.cluster,
+                node=node.node,
+                state=node_state(node, now),
+                age_seconds=node.age(now),
+                interval_seconds=node.period,
+                sets=[*node.now.describe(time.monotonic() < end), *describe_owners(node)],
+            )
             for node in self._receiver.nodes
         ]
-        return Page(Response(200, json.dumps({"hub": True, "nodes": nodes})), "application/json")
+        return Page(Response(200, json.dumps(LivePage(hub=True, nodes=nodes))), "application/json")
 
     def _metrics(self, request: Request) -> Page:
         openmetrics = b"application/openmetrics-text" in request.fields.get(b"accept", b"")

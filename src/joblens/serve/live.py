@@ -9,10 +9,11 @@ from joblens.core.errors import ServerError
 from joblens.hub.status import JobStatus, NodeStatus, StatusPage
 from joblens.record.fields import read
 from joblens.serve.messages import NodeItem
+from joblens.wire.live import LiveNode, LivePage, LiveSet
 
 Allows = Callable[["LiveJob"], bool]
 _OF_JOBS = ("job", "job_info", "job_gpu")
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+_MALFORMED = (LookupError, ValueError)
 _OTHER = "the hub sends a page that this version does not understand"
 
 
@@ -24,51 +25,38 @@ class LiveJob(NamedTuple):
     user: str
 
 
-def jobs_now(page: Any) -> list[LiveJob]:
-    """Return the jobs of the page /now. Raises ServerError."""
-    try:
-        return [job for node in _nodes(page) for job in _jobs_of(node)]
-    except _MALFORMED:
-        raise ServerError(_OTHER) from None
+def jobs_now(page: LivePage) -> list[LiveJob]:
+    return [job for node in page["nodes"] for job in _jobs_of(node)]
 
 
-def _nodes(page: Any) -> list[dict[str, Any]]:
-    nodes = page.get("nodes") if isinstance(page, dict) else None
-    if not isinstance(nodes, list):
-        raise ServerError(_OTHER)
-    return nodes
-
-
-def _jobs_of(node: dict[str, Any]) -> Iterator[LiveJob]:
+def _jobs_of(node: LiveNode) -> Iterator[LiveJob]:
     for found in node["sets"]:
         if found["set"] == "job_info":
-            labels = list(found["labels"])
-            cluster, id, user = (labels.index(name) for name in ("cluster", "jobid", "user"))
+            cluster, id, user = (found["labels"].index(name) for name in ("cluster", "jobid", "user"))
             for row in found["rows"]:
                 yield LiveJob(str(row[cluster]), str(row[id]), str(row[user]))
 
 
-def filter_now(page: Any, allows: Allows | None) -> dict[str, Any]:
+def filter_now(page: Any, allows: Allows | None) -> LivePage:
     """Return the page /now with the jobs that are allowed, on their nodes only; None: all of it. Raises
     ServerError."""
     try:
-        if allows is None:
-            return {"hub": True, "nodes": _nodes(page)}
-        found = [_filter_node(node, allows) for node in _nodes(page)]
-        return {"hub": True, "nodes": [node for node in found if node["sets"]]}
+        nodes = read(page, LivePage)["nodes"]
+        if allows is not None:
+            nodes = [node for node in (_filter_node(it, allows) for it in nodes) if node["sets"]]
+        return {"hub": True, "nodes": nodes}
     except _MALFORMED:
         raise ServerError(_OTHER) from None
 
 
-def _filter_node(node: dict[str, Any], allows: Allows) -> dict[str, Any]:
+def _filter_node(node: LiveNode, allows: Allows) -> LiveNode:
     own = {(job.cluster, job.id) for job in _jobs_of(node) if allows(job)}
     sets = [_only(found, own) for found in node["sets"] if found["set"] in _OF_JOBS]
     return {**node, "sets": [it for it in sets if it["rows"]]}
 
 
-def _only(found: dict[str, Any], own: set[tuple[str, str]]) -> dict[str, Any]:
-    labels = list(found["labels"])
-    cluster, id = labels.index("cluster"), labels.index("jobid")
+def _only(found: LiveSet, own: set[tuple[str, str]]) -> LiveSet:
+    cluster, id = found["labels"].index("cluster"), found["labels"].index("jobid")
     return {**found, "rows": [row for row in found["rows"] if (str(row[cluster]), str(row[id])) in own]}
 
 
@@ -95,31 +83,31 @@ def _own_part(node: NodeStatus, jobs: list[JobStatus]) -> NodeStatus:
     )
 
 
-def list_nodes(page: Any) -> list[NodeItem]:
+def list_nodes(page: LivePage) -> list[NodeItem]:
     """Return the nodes of the page /now, filtered already, with sums over its jobs. Raises ServerError."""
     try:
-        return [_item(node) for node in _nodes(page)]
+        return [_item(node) for node in page["nodes"]]
     except _MALFORMED:
         raise ServerError(_OTHER) from None
 
 
-def _item(node: dict[str, Any]) -> NodeItem:
+def _item(node: LiveNode) -> NodeItem:
     newest = {found["set"]: found for found in sorted(node["sets"], key=lambda it: it["time_ns"])}
     return NodeItem(
         cluster=node["cluster"],
         node=node["node"],
         jobs=sorted({job.id for job in _jobs_of(node)}),
-        state=node.get("state"),
-        age_seconds=node.get("age_seconds"),
+        state=node["state"],
+        age_seconds=node["age_seconds"],
         cpu_seconds=_sum(newest.get("job"), "cpu_seconds"),
         memory_bytes=_sum(newest.get("job"), "memory_bytes"),
         processes=_sum(newest.get("job"), "processes"),
     )
 
 
-def _sum(found: dict[str, Any] | None, column: str) -> float | None:
+def _sum(found: LiveSet | None, column: str) -> float | None:
     if found is None or column not in found["columns"]:
         return None
-    place = len(found["labels"]) + list(found["columns"]).index(column)
-    known = [row[place] for row in found["rows"] if row[place] is not None]
+    place = len(found["labels"]) + found["columns"].index(column)
+    known = [float(row[place] or 0) for row in found["rows"] if row[place] is not None]
     return sum(known) if known else None

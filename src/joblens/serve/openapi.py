@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from joblens import __version__
 from joblens.serve.errors import ErrorBody
+from joblens.serve.requests import LONGEST_ID
 from joblens.serve.routes import ANYONE, BASE, Route
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -33,11 +34,12 @@ _SCHEMES = {
 }
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+def describe(routes: Sequence[Route]) -> Any:
+    """Return the document as plain data, to be encoded."""
     types = [ErrorBody, *(it for route in routes for it in (route.returns, route.query, route.body) if it)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     names = {id(kind): schema for kind, schema in zip(types, schemas)}
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for route in routes:
         paths.setdefault(BASE + route.path, {})[route.method.lower()] = _operation(route, names, components)
     start = components["Job"]["properties"]["start"]
@@ -52,35 +54,27 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, names: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _operation(route: Route, names: Mapping[int, Any], components: Mapping[str, Any]) -> Any:
+    def body(schema: Any, **more: object) -> Any:
+        return {**more, "content": {_JSON: {"schema": schema}}}
+
+    failure = {"$ref": _REFERENCE.format(name=ErrorBody.__name__)}
+    properties = components[route.query.__name__].get("properties", {})
+    parameters = [{"name": name, "in": "query", "schema": kind} for name, kind in properties.items()]
+    if "{id}" in route.path:
+        kind = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
+        parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": kind})
+    found = {
         "operationId": route.answer.__name__,
         "summary": route.summary,
-        "parameters": [*_of_path(route), *_of_query(route, components)],
+        "parameters": parameters,
         "responses": {
-            "200": {"description": "success", "content": {_JSON: {"schema": names[id(route.returns)]}}},
-            **{status: _failure(words) for status, words in _FAILURES.items()},
+            "200": body(names[id(route.returns)], description="success"),
+            **{status: body(failure, description=words) for status, words in _FAILURES.items()},
         },
     }
     if route.policy != ANYONE:
         found["security"] = [{}, *({name: []} for name in _SCHEMES)]
     if route.body is not None:
-        found["requestBody"] = {"required": False, "content": {_JSON: {"schema": names[id(route.body)]}}}
+        found["requestBody"] = body(names[id(route.body)], required=False)
     return found
-
-
-def _of_path(route: Route) -> list[dict[str, Any]]:
-    if "{id}" not in route.path:
-        return []
-    kind = {"type": "string", "minLength": 1, "maxLength": 200}
-    return [{"name": "id", "in": "path", "required": True, "schema": kind}]
-
-
-def _of_query(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
-    properties = components[route.query.__name__].get("properties", {})
-    return [{"name": name, "in": "query", "schema": kind} for name, kind in properties.items()]
-
-
-def _failure(words: str) -> dict[str, Any]:
-    schema = {"$ref": _REFERENCE.format(name=ErrorBody.__name__)}
-    return {"description": words, "content": {_JSON: {"schema": schema}}}

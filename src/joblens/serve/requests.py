@@ -28,20 +28,18 @@ def parse_query(text: str, kind: type[Struct]) -> Any:
     except ValueError:  # more fields than that, or not UTF-8
         raise ApiError(400, "the query has too many parameters, or is not UTF-8") from None
     fields = {it.encode_name: it for it in msgspec.structs.fields(kind)}
-    found: dict[str, Any] = {}
+    found: dict[str, list[str]] = {}
     for name, value in pairs:
         if name not in fields:
             raise unknown("parameter", name, fields)
         if "\0" in value:
             raise ApiError(400, f"{name} has a zero byte")
-        if _is_list(fields[name].type):
-            found.setdefault(name, []).append(value)
-        elif name in found:
+        if name in found and not _is_list(fields[name].type):
             raise ApiError(400, f"{name} is given more than once")
-        else:
-            found[name] = value
+        found.setdefault(name, []).append(value)
+    plain = {name: it if _is_list(fields[name].type) else it[0] for name, it in found.items()}
     try:
-        return checked(lambda: msgspec.convert(found, kind, strict=False))
+        return checked(lambda: msgspec.convert(plain, kind, strict=False))
     except ValueError as error:
         raise ApiError(400, str(error)) from None
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from joblens.api.lookup import plain_report
 from joblens.hub.status import StatusPage
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.model import ReferenceModel
@@ -41,6 +42,7 @@ from joblens.serve.messages import (
     TokensPage,
 )
 from joblens.serve.policy import ADMIN, Viewer
+from joblens.wire.live import LivePage
 
 if TYPE_CHECKING:
     from joblens.serve.service import Service
@@ -99,7 +101,7 @@ def jobs(question: Question, view: View) -> JobsPage:
 
 def job(question: Question, view: View) -> Any:
     """The report of a job, as `joblens job --json` prints it."""
-    return view.report(question.id, question.query)
+    return plain_report(view.report(question.id, question.query))
 
 
 def sets(question: Question, view: View) -> SetsPage:
@@ -150,7 +152,7 @@ def nodes(question: Question, view: View) -> NodesPage:
     return view.nodes()
 
 
-def now(question: Question, view: View) -> Any:
+def now(question: Question, view: View) -> LivePage:
     """Live figures of nodes and jobs, as `joblens top` shows them."""
     return view.now()
 
@@ -187,7 +189,7 @@ def revoke_token(question: Question) -> TokensPage:
 
 ROUTES = (
     Route("/health", ANYONE, health, Health),
-    Route("/openapi.json", ANYONE, describe, dict[str, Any]),
+    Route("/openapi.json", ANYONE, describe, dict),
     Route("/me", SELF, me, Me),
     Route("/jobs", JOBS, jobs, JobsPage, JobsQuery),
     Route("/jobs/{id}", JOBS, job, JobRecord, ReportQuery),
@@ -200,7 +202,7 @@ ROUTES = (
     Route("/models", JOBS, models, ModelsPage),
     Route("/models/{id}", JOBS, model, ReferenceModel),
     Route("/nodes", LIVE, nodes, NodesPage, page="/now"),
-    Route("/now", LIVE, now, dict[str, Any], page="/now"),
+    Route("/now", LIVE, now, LivePage, page="/now"),
     Route("/sets", LIVE, hub_sets, StatusPage, page="/sets"),
     Route("/tokens", TOKENS, list_tokens, TokensPage),
     Route("/tokens", TOKENS, create_token, TokenMade, method="POST", body=TokenRequest),

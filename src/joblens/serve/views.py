@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from joblens.api.from_tsdb import BusyError, SchedulerError
-from joblens.api.lookup import Tsdb, find_report, list_page, plain_report
+from joblens.api.lookup import Tsdb, find_report, list_page
 from joblens.api.source import JobQuery, not_found
 from joblens.api.store import Store
 from joblens.core.errors import ServerError, UsageError
@@ -19,7 +19,7 @@ from joblens.hub.status import StatusPage
 from joblens.jobs.live import find_live
 from joblens.jobs.live_lists import load_all, runs
 from joblens.record.model import ReferenceModel
-from joblens.record.report import Job, ProcessUse
+from joblens.record.report import Job, JobRecord, ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.slurm.fields import STATES
@@ -44,6 +44,7 @@ from joblens.serve.policy import Viewer
 from joblens.store.catalog.listing import JobFilter, JobRow, parse_time, unknown
 from joblens.store.end_groups import GroupUse
 from joblens.store.reader import End, Series
+from joblens.wire.live import LivePage
 
 _MOST_VALUES = 1_000_000  # in one answer
 _MOST_PROCESSES = 20_000
@@ -85,7 +86,7 @@ class View:
             return [problem for problem in found if problem.startswith("the list of pending")]
         return list(dict.fromkeys([*self._store.problems, *found]))[:_MOST_PROBLEMS]
 
-    def report(self, id: str, query: ReportQuery) -> dict[str, Any]:
+    def report(self, id: str, query: ReportQuery) -> JobRecord:
         wanted = JobQuery(id, query.run, query.between, query.step, query.first, query.last)
         try:
             record = find_report(self._store, wanted, [], self._tsdb)
@@ -98,7 +99,7 @@ class View:
                 raise
             raise ApiError(502, _NO_SERVER) from None  # its address and files are not for users
         self._admit(record.job, id, "/jobs/ID")
-        return plain_report(hide_neighbours(record, self._viewer))
+        return hide_neighbours(record, self._viewer)
 
     def columns(self, id: str) -> dict[str, tuple[str, ...]]:
         job = self._know(id, "/jobs/ID/sets")
@@ -174,7 +175,7 @@ class View:
 
     # Live pages of the hub
 
-    def now(self) -> dict[str, Any]:
+    def now(self) -> LivePage:
         found = filter_now(self._page, self._allows())
         self._note_live("/now", jobs_now(found))
         return found

@@ -5,10 +5,9 @@ Counters are raw: a client that polls twice computes the rate.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, TypedDict, Union
 
 from joblens.core.model import ABSENT, Column, Key, Number, Schema
-from joblens.core.named_tuple import NamedTuple
 
 WANTED: Dict[str, Sequence[str]] = {
     "cpu": ("user_seconds", "nice_seconds", "system_seconds", "irq_seconds", "softirq_seconds"),
@@ -29,21 +28,41 @@ WANTED: Dict[str, Sequence[str]] = {
 _LARGEST = 1 << 63
 
 
-class LiveSet(NamedTuple):
+class _Cores(TypedDict, total=False):
+    cores: int  # of the set `cpu`
+
+
+class LiveSet(_Cores):
     """One set at one time. A row is its key, then its figures in base units, None where unknown."""
 
     set: str
     time_ns: int
     labels: Sequence[str]
     columns: Sequence[str]
-    rows: List[List[Any]]
-    cores: Optional[int] = None  # of the set `cpu`
+    rows: List[List[Union[str, int, float, None]]]
 
-    def as_json(self) -> Dict[str, Any]:
-        found = self._asdict()
-        if self.cores is None:
-            del found["cores"]
-        return found
+
+class _OfAgents(TypedDict, total=False):
+    failing: List[str]  # collectors
+    interval_seconds: float
+
+
+class LiveNode(_OfAgents):
+    cluster: str
+    node: str
+    state: str
+    age_seconds: float
+    sets: List[LiveSet]
+
+
+class _OfHubs(TypedDict, total=False):
+    hub: bool
+
+
+class LivePage(_OfHubs):
+    """The page as JSON has it: agents describe one node."""
+
+    nodes: List[LiveNode]
 
 
 def _figure(column: Column, value: int) -> Optional[Number]:
@@ -61,12 +80,14 @@ def describe_set(
         return None
     places = [(place, column) for place, column in enumerate(schema.columns) if column.name in wanted]
     width = len(schema.columns)
-    rows: List[List[Any]] = []
+    rows: List[List[Union[str, int, float, None]]] = []
     for number, key in enumerate(keys):
         if schema.set == "cpu" and key != ("total",):
             continue
         row = [values[number * width + place] for place, _ in places]
         rows.append([*key, *(_figure(column, it) for it, (_, column) in zip(row, places))])
     names = [column.name for _, column in places]
-    cores = len(keys) - 1 if schema.set == "cpu" else None
-    return LiveSet(schema.set, time_ns, schema.labels, names, rows, cores)
+    found = LiveSet(set=schema.set, time_ns=time_ns, labels=schema.labels, columns=names, rows=rows)
+    if schema.set == "cpu":
+        found["cores"] = len(keys) - 1
+    return found
