@@ -98,7 +98,7 @@ def test_the_default_file_is_the_defaults() -> None:
     assert set(as_it_is.collectors.values()) == {CollectorSettings()}
     whole = re.sub(r"^#(\w+ =)", r"\1", text, flags=re.M)
     assert parse_simple_toml(whole, "f") == parse_toml(whole, "f")
-    values = parse_toml(whole, "f")
+    values: Any = parse_toml(whole, "f")
     processes = values.pop("collectors")["processes"]
     assert processes["interval"] == 5.0
     assert load_agent([Layer("f", values)]) == Settings()

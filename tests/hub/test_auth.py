@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from joblens.core.config import split_url
 from joblens.core.errors import ConfigError, MalformedError
-from joblens.core.toml import parse_toml
+from joblens.core.toml import Table, Value, parse_toml
 from joblens.hub import server
 from joblens.hub.auth import Munge, MungeRules, own_key, read_key
 from joblens.hub.pages import Pages
@@ -108,9 +108,9 @@ def test_one_connection_two_nodes(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("change", [{"cluster": "wolf"}, {"node": "n2"}, {"boot": "b2"}, {"sequence": 2}])
-def test_a_batch_is_the_one_that_was_signed_for(hub: Hub, change: dict[str, Any]) -> None:
+def test_a_batch_is_the_one_that_was_signed_for(hub: Hub, change: Any) -> None:
     """A node of one cluster cannot store as another's, nor one node as another, by what is in the batch."""
-    batch = Batch().encode({**make_header(1, cluster="fox"), **change})
+    batch = Batch().encode(make_header(1, cluster="fox") | change)
     answer = send(hub, KEY, batch, cluster="fox", node="n1", boot="b1", sequence=1)
     assert answer.status == (403 if change.keys() & {"cluster", "node"} else 400)
     whose = change.get("node", "n1"), change.get("cluster", "fox")
@@ -394,14 +394,17 @@ def test_a_key_of_its_own(tmp_path: Path) -> None:
         (3, "hub is 3, expected a table"),
     ],
 )
-def test_wrong_settings_get_a_sentence(table: object, said: str) -> None:
+def test_wrong_settings_get_a_sentence(table: Value, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_hub_settings({"hub": table}, "hub.toml")
 
 
 def test_settings() -> None:
     """One file can be the agent's too; each reads its part, and an unknown one is nobody's."""
-    found = {"interval": 1.0, "hub": {"munge_uids": [0, 7], "timeout": 3, "sinks": {"lake": {"days": 3}}}}
+    found: Table = {
+        "interval": 1.0,
+        "hub": {"munge_uids": [0, 7], "timeout": 3, "sinks": {"lake": {"days": 3}}},
+    }
     settings = parse_hub_settings(found, "f")
     assert (settings.munge_uids, settings.timeout, settings.sinks) == ((0, 7), 3.0, {"lake": {"days": 3}})
     with pytest.raises(ConfigError, match="did you mean hub?"):
@@ -411,7 +414,7 @@ def test_settings() -> None:
 def test_settings_in_the_document() -> None:
     """The example in docs/hub.md names every setting with its default."""
     text = (Path(__file__).parents[2] / "docs" / "hub.md").read_text()
-    example = parse_toml(re.findall(r"```toml\n(.*?)```", text, re.S)[0], "example")
+    example: Any = parse_toml(re.findall(r"```toml\n(.*?)```", text, re.S)[0], "example")
     assert parse_hub_settings(example, "example") == HubSettings()
     elsewhere = {"sinks", "kafka", "from_kafka", "jobs"}
     assert example["hub"].keys() | elsewhere == set(HubSettings._fields)

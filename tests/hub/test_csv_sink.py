@@ -22,7 +22,7 @@ from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
 from joblens.hub.batch_reader import Checker
 from joblens.hub.sink import Place
 from joblens.hub.sinks import csv_tree, user_files
-from joblens.hub.sinks.csv_tree import OPTIONS, CsvSink, open_sink
+from joblens.hub.sinks.csv_tree import CsvSink, Options, open_sink
 from joblens.hub.sinks.losses import Dropped, Losses
 from joblens.hub.sinks.user_files import open_file
 from small_disk import mounted
@@ -598,7 +598,7 @@ def test_only_some_sets(tree: Tree) -> None:
 
 def test_one_sink_in_a_tree(tmp_path: Path) -> None:
     """Another one, of this hub or of another, says so and waits: each would undo what the other does."""
-    options = {**OPTIONS, "root": str(tmp_path / "tree")}
+    options = Options(root=str(tmp_path / "tree"))
     for name in ("one", "other"):
         (tmp_path / "sinks" / name).mkdir(parents=True)
     open_sink(Place("one", tmp_path, "h"), options).recover(0)
@@ -638,4 +638,4 @@ def test_rows_of_another_cluster(tree: Tree, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_root_is_needed(tmp_path: Path) -> None:
     """Nothing is written to a folder that nobody has named."""
     with pytest.raises(ConfigError, match="root is needed"):
-        open_sink(Place("csv", tmp_path, "h"), OPTIONS)
+        open_sink(Place("csv", tmp_path, "h"), Options())

@@ -26,7 +26,7 @@ from joblens.hub.kafka.client import Notes, load_kafka
 from joblens.hub.kafka.dedup import Known
 from joblens.hub.kafka.schema import AVRO, Row, avro_frame, avro_rows, json_rows
 from joblens.hub.segments import Record
-from joblens.hub.sinks.kafka import OPTIONS, Form
+from joblens.hub.sinks.kafka import Form, Options
 from joblens.wire.batch import Batch
 from joblens.wire.frame import read_header
 from joblens.wire.header import BatchId
@@ -144,20 +144,20 @@ def test_documented_schema() -> None:
 
 
 def test_documented_settings() -> None:
-    for table in (OPTIONS, from_kafka.Options._fields):
+    for table in (Options._fields, from_kafka.Options._fields):
         for name in table:
             assert re.search(rf"^{name} = ", DOCS.read_text(), re.M), name
 
 
 def form(**options: Any) -> Form:
-    chosen = {**OPTIONS, **options}
-    return Form(load_kafka(chosen["brokers"], chosen["prefix"], chosen["options"]), chosen)
+    chosen = Options(**options)
+    return Form(load_kafka(chosen.brokers, chosen.prefix, chosen.options), chosen)
 
 
 def make_record(schema: Schema, keys: Any, values: list[int], **head: Any) -> Record:
     batch = Batch()
     batch.add([Sample(10**18, Rows(schema, keys, values))])
-    header = {"cluster": "fox", "node": "c1", "boot": "b", "sequence": 1, **head}
+    header: Any = {"cluster": "fox", "node": "c1", "boot": "b", "sequence": 1, **head}
     return Record(10**18, batch.encode(header))
 
 

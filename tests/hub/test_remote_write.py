@@ -19,7 +19,7 @@ from joblens.core.errors import ConfigError, ServerError
 from joblens.core.model import GAUGE, Column, Key, Rows, Sample, Schema
 from joblens.hub.sink import Place
 from joblens.hub.sinks import remote_write
-from joblens.hub.sinks.remote_write import OPTIONS, RemoteWriteSink, Server, open_sink
+from joblens.hub.sinks.remote_write import Options, RemoteWriteSink, Server, open_sink
 from joblens.wire.snappy import compress
 
 from .made import (
@@ -176,7 +176,7 @@ def running(fake: FakeServer) -> Iterator[None]:
 @pytest.fixture
 def sink(server: FakeServer, tmp_path: Path) -> Iterator[RemoteWriteSink]:
     connection = Server(server.url, timeout=10.0)
-    made = RemoteWriteSink(connection, tmp_path / "sent", frozenset(OPTIONS["skip"]))
+    made = RemoteWriteSink(connection, tmp_path / "sent", frozenset(Options().skip))
     yield made
     made.recover(0)  # which closes the connection
 
@@ -297,7 +297,7 @@ def test_trouble_that_may_pass(
     with pytest.raises(ServerError, match=f"answers {status}: not now"):
         sink.take(segment)
     server.mood = lambda _: (204, "")
-    again = RemoteWriteSink(Server(server.url), tmp_path / "sent", frozenset(OPTIONS["skip"]))
+    again = RemoteWriteSink(Server(server.url), tmp_path / "sent", frozenset(Options().skip))
     taken = again.take(segment)
     again.recover(1)
     assert len(server.bodies) == 4
@@ -363,4 +363,4 @@ def test_token_is_read_each_time(server: FakeServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["", "prometheus:9090", "file:///etc/passwd", "http://"])
 def test_an_address_is_needed(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="url is needed"):
-        open_sink(Place("x", tmp_path, "h"), {**OPTIONS, "url": url})
+        open_sink(Place("x", tmp_path, "h"), Options(url=url))

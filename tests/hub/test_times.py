@@ -17,7 +17,7 @@ from joblens.hub.runner import UNTIMELY, Runner
 from joblens.hub.segments import Segment, pack_record
 from joblens.hub.sink import Place, Sink, Work, load_status
 from joblens.hub.sinks.csv_tree import CsvSink
-from joblens.hub.sinks.kafka import OPTIONS, Form
+from joblens.hub.sinks.kafka import Form, Options
 from joblens.hub.sinks.lake import LakeSink
 from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
 from joblens.store.home import find_home, make_home
@@ -93,10 +93,10 @@ def test_rows_to_kafka(tmp_path: Path) -> None:
             return name
 
     record = next(write_segment(tmp_path, 1, [many_days(2000)]).records())
-    found = Form(Topics(), OPTIONS).messages(record)  # type: ignore[arg-type]
+    found = Form(Topics(), Options()).messages(record)  # type: ignore[arg-type]
     assert len(found.messages) <= 4
     assert found.taken.untimely == (("lab", "n1", 2000 - len(found.messages)),)
-    whole = Form(Topics(), {**OPTIONS, "format": "batch"}).messages(record)  # type: ignore[arg-type]
+    whole = Form(Topics(), Options(format="batch")).messages(record)  # type: ignore[arg-type]
     assert [message.value for message in whole.messages] == [record.batch]
 
 

@@ -9,7 +9,7 @@ from joblens.attribution.owners import Owners
 from joblens.attribution.sums import Attribution
 from joblens.collectors.table import COLLECTORS, ENDS, Collector, Read
 from joblens.collectors.timeout import NoAnswerError
-from joblens.core.config import CollectorSettings, Settings
+from joblens.core.config import CollectorSettings, Option, Settings
 from joblens.core.counter_file import CounterFile, Round
 from joblens.core.errors import PrivilegeError, sentence
 from joblens.core.host import Host
@@ -88,7 +88,7 @@ class Health:
 class Running(Health):
     """A collector that is enabled, and its last result."""
 
-    def __init__(self, collector: Collector, every: int, options: Dict[str, Any]) -> None:
+    def __init__(self, collector: Collector, every: int, options: Dict[str, Option]) -> None:
         super().__init__(collector.name)
         self.collector, self.every, self.options = collector, every, options
         self.read: Optional[Read] = None
@@ -170,7 +170,7 @@ class RunningScript(Running):
 class RunningEnds(Running):
     """Ended processes of jobs. They are rows of their own sets and are passed on once."""
 
-    def __init__(self, collector: Collector, every: int, options: Dict[str, Any], owners: Owners) -> None:
+    def __init__(self, collector: Collector, every: int, options: Dict[str, Option], owners: Owners) -> None:
         super().__init__(collector, every, options)
         self.owners = owners
         self.ends: Optional[Ends] = None
@@ -179,7 +179,8 @@ class RunningEnds(Running):
         if self.ends is None:
             from joblens.attribution.ends import Ends
 
-            self.ends = Ends(host, self.owners, self.collector.open(host), self.options["most_per_second"])
+            most = int(self.options["most_per_second"])
+            self.ends = Ends(host, self.owners, self.collector.open(host), most)
         self.ends.read()
         return (self.ends.counters(),)
 
@@ -462,7 +463,7 @@ def _base_units(rows: Rows, number: int) -> Dict[str, Any]:
     }
 
 
-def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Any]]:
+def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Option]]:
     """Return after how many ticks it runs, 0 if never, and its options."""
     chosen = settings.collectors.get(collector.name, CollectorSettings())
     options = {**collector.options, **dict(chosen.options)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import ConfigError, JoblensError, OutsideError, UsageError, sentence
 from joblens.core.named_tuple import NamedTuple
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from joblens.api.merged import MergedStore
     from joblens.api.remote import RemoteStore
     from joblens.api.store import Progress, Store
+    from joblens.core.toml import Table
 
 SOCKET = "/run/joblens/serve.sock"
 VARIABLE = "JOBLENS_SERVER"
@@ -96,16 +97,17 @@ def _configured(environment: Mapping[str, str], problems: list[str]) -> Server |
     """Read only these settings: to check all of them takes longer than to list jobs."""
     from joblens.core.config_files import find_paths, load_layer, merge
 
-    found: dict[str, Any] = {}
+    found: Table = {}
     try:
         found = merge([load_layer(path) for path in find_paths(None, environment)])
     except (ConfigError, OSError) as error:
         problems.append(f"the settings are not used: {sentence(error)}")
     values = [found.get(name, "") for name in ("server", "server_token_file", "server_ca_file")]
-    if not all(isinstance(value, str) for value in values):
+    texts = [value for value in values if isinstance(value, str)]
+    if texts != values:
         problems.append("the setting server is not used: it and the names of its files are texts")
         return None
-    return Server(*values) if values[0] else None
+    return Server(*texts) if texts[0] else None
 
 
 def open_source(choice: Choice, progress: Progress | None = None) -> Store | RemoteStore | MergedStore:

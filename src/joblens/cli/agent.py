@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import sys
-from typing import Any, Dict
 
 from joblens.agent.job_lifetime import JobLifetime
 from joblens.agent.loop import Agent
@@ -14,6 +13,10 @@ from joblens.core.config import Settings, parse_settings
 from joblens.core.config_files import load_layers
 from joblens.core.host import Host
 from joblens.core.secrets import MASKS, add_masks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from joblens.core.toml import Table
 
 EXAMPLE = """example:
   joblens agent --interval 1 --listen 127.0.0.1:9477
@@ -79,7 +82,7 @@ def _load(options: argparse.Namespace, masks: str) -> Settings:
     """`masks`: the variable at the start. Those of settings that were loaded before are forgotten."""
     settings = load_agent(load_layers(options.config, os.environ))
     add_masks(settings.mask, masks)
-    chosen: Dict[str, Any] = {
+    chosen: Table = {
         name: getattr(options, name) for name in ("interval", "listen") if getattr(options, name) is not None
     }
     hub = options.push
@@ -87,10 +90,12 @@ def _load(options: argparse.Namespace, masks: str) -> Settings:
         hub = hub_url(os.environ[HUB])
     if hub is not None:
         chosen["push"] = {"url": hub}
-    checked = parse_settings(dict(chosen), "", KNOWN)  # the same checks as for the file
-    if hub is not None:
-        chosen["push"] = settings.push._replace(url=checked.push.url)
-    return settings._replace(**chosen)
+    checked = parse_settings(chosen, "", KNOWN)  # the same checks as for the file
+    return settings._replace(
+        interval=checked.interval if "interval" in chosen else settings.interval,
+        listen=checked.listen if "listen" in chosen else settings.listen,
+        push=settings.push._replace(url=checked.push.url) if hub is not None else settings.push,
+    )
 
 
 def hub_url(text: str) -> str:

@@ -17,6 +17,7 @@ from joblens.core.config import CollectorSettings, Settings
 from joblens.core.config_files import SYSTEM, VARIABLE, find_paths, flatten, load_layers, origins, user_path
 from joblens.core.errors import OutsideError, UsageError
 from joblens.core.files import write_whole
+from joblens.core.toml import Table
 
 EXAMPLE = """example:
   joblens config init
@@ -105,7 +106,7 @@ def find_settings(named: str | None, environment: Mapping[str, str]) -> Iterator
 _TABLES = ("sinks", "kafka")
 
 
-def _agent(settings: Settings) -> dict[str, Any]:
+def _agent(settings: Settings) -> Table:
     found = settings._asdict()
     for name in ("attribution", "push", "usermode", "tsdb"):
         found[name] = found[name]._asdict()
@@ -121,7 +122,7 @@ def _without_password(url: str) -> str:
     return str(Database(url)) if url else ""
 
 
-def _collector(collector: Collector, settings: Settings) -> dict[str, Any]:
+def _collector(collector: Collector, settings: Settings) -> Table:
     chosen = settings.collectors.get(collector.name, CollectorSettings())
     interval = max(chosen.interval or collector.pause, settings.interval)
     return {"enabled": chosen.enabled, "interval": interval, **collector.options, **dict(chosen.options)}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from joblens.core.errors import OutsideError, UsageError, printable
 from joblens.core.python import python_command
 
 if TYPE_CHECKING:
+    from joblens.jobs.inbox import Status
     from joblens.jobs.ingest_folder import Ingest
 
 EXAMPLE = """example:
@@ -64,9 +65,13 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     inbox = Inbox(Path(options.folder).absolute(), options.settle)
     if options.status:
-        status = {**inbox.load_status(), "running": inbox.is_watched(), "archives": inbox.count()}
-        write(json.dumps(status, indent=2) + "\n" if options.json else render(status))
-        return 0 if status["running"] else 1
+        status, running, archives = inbox.load_status(), inbox.is_watched(), inbox.count()
+        if options.json:
+            plain = {**(status.to_dict() if status else {}), "running": running, "archives": archives}
+            write(json.dumps(plain, indent=2) + "\n")
+        else:
+            write(render(status, running, archives))
+        return 0 if running else 1
     from joblens.core.secrets import use_masks
     from joblens.jobs.epmt_archives import parse_zone
     from joblens.jobs.ingest_folder import Ingest, Source
@@ -88,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
         complete = ingest.run_once()
         complete = retiring.finish() and complete
-    print(f"joblens: {_summary(vars(ingest.status))}", file=sys.stderr)
+    print(f"joblens: {_summary(ingest.status)}", file=sys.stderr)
     return 0 if complete else 3
 
 
@@ -172,33 +177,27 @@ def _log(message: str) -> None:
     log("ingest", message)
 
 
-def render(status: dict[str, Any]) -> str:
-    """What is in a file may be an older or newer joblens'."""
-    archives = status["archives"]
-    state = "runs" if status["running"] else "does not run"
-    if status.get("pid") and status["running"]:
-        state += f" (pid {status['pid']})"
+def render(status: Status | None, running: bool, archives: Mapping[str, int]) -> str:
+    state = "runs" if running else "does not run"
+    if status and status.pid and running:
+        state += f" (pid {status.pid})"
     lines = [f"joblens ingest {state}"]
     lines.append(", ".join(f"{count:,} {name}" for name, count in archives.items()))
-    if "stored" in status:
+    if status:
         lines.append(f"since its start: {_summary(status)}")
-    if status.get("waiting_for"):
-        lines.append(f"waits: {status['waiting_for']}")
-    lines += [f"problem: {it}" for it in status.get("problems", [])]
+        lines += [f"waits: {status.waiting_for}"] if status.waiting_for else []
+        lines += [f"problem: {it}" for it in status.problems]
     return "".join(printable(line) + "\n" for line in lines)
 
 
-def _summary(status: dict[str, Any]) -> str:
-    text = f"{render_count(status['stored'], 'archive')} stored"
-    for name, words in (
-        ("known", "already stored"),
-        ("failed", "set aside"),
-        ("retried", "to be tried again"),
+def _summary(status: Status) -> str:
+    text = f"{render_count(status.stored, 'archive')} stored"
+    for count, words in (
+        (status.known, "already stored"),
+        (status.failed, "set aside"),
+        (status.retried, "to be tried again"),
+        (status.unfinished, "still being written"),
     ):
-        if status.get(name):
-            text += f", {status[name]:,} {words}"
-    if status.get("unfinished"):
-        text += f", {status['unfinished']:,} still being written"
-    if status.get("retired"):
-        text += f"; {render_count(status['retired'], 'job')} retired"
-    return text
+        if count:
+            text += f", {count:,} {words}"
+    return text + (f"; {render_count(status.retired, 'job')} retired" if status.retired else "")

@@ -7,7 +7,7 @@ site can use its own script, see `external/`.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Tuple
 
 from joblens.collectors.cgroups import cgroups
 from joblens.collectors.cpu import cpu
@@ -32,6 +32,9 @@ from joblens.collectors.process.collector import processes
 from joblens.collectors.vmstat import vmstat
 from joblens.core.model import Rows
 
+if TYPE_CHECKING:
+    from joblens.core.config import Option
+
 Read = Callable[[], Tuple[Rows, ...]]
 
 ENDS = "ends"  # its rows are of jobs only, and only for a hub
@@ -42,7 +45,7 @@ class Collector(NamedTuple):
     open: Callable[..., Any]  # (host, **options) -> Read
     reads: str
     pause: float = 0.0  # shortest interval in seconds, unless configured otherwise
-    options: Mapping[str, Any] = {}  # further settings with their defaults
+    options: Mapping[str, Option] = {}  # further settings with their defaults
     optional: bool = False  # hardware that most machines lack: its absence is not logged
 
 

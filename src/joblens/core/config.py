@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Tuple, TypeVar, Union
 
 from joblens.core.errors import ConfigError
 from joblens.core.secrets import check_masks
+
+if TYPE_CHECKING:
+    from joblens.core.toml import Table, Value
+
+Option = Union[bool, int, str]  # of a collector
+_Setting = TypeVar("_Setting")
+_Settings = TypeVar("_Settings", bound=NamedTuple)
 
 
 class AttributionSettings(NamedTuple):
@@ -20,7 +27,7 @@ class AttributionSettings(NamedTuple):
 class CollectorSettings(NamedTuple):
     enabled: bool = True
     interval: float = 0.0  # 0: the collector's default
-    options: Tuple[Tuple[str, Any], ...] = ()
+    options: Tuple[Tuple[str, Option], ...] = ()
 
 
 class ExternalSettings(NamedTuple):
@@ -113,7 +120,7 @@ class Url(NamedTuple):
 
 
 # Options of each collector beside `enabled` and `interval`, with their defaults.
-Known = Mapping[str, Mapping[str, Any]]
+Known = Mapping[str, Mapping[str, Option]]
 
 _SHORTEST, _LONGEST = 0.01, 86_400.0
 _SMALLEST_SPOOL, _LARGEST_SPOOL = 1 << 16, 1 << 40
@@ -122,7 +129,7 @@ _URL = re.compile(
 )
 
 
-def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
+def parse_settings(found: Table, path: str, known: Known) -> Settings:
     values = dict(found)
     collectors = as_table(values.pop("collectors", {}), path, "collectors")
     attribution = as_table(values.pop("attribution", {}), path, "attribution")
@@ -144,7 +151,7 @@ def parse_settings(found: Dict[str, Any], path: str, known: Known) -> Settings:
             name: _collector(as_table(table, path, "collectors." + name), path, name, known[name])
             for name, table in collectors.items()
         },
-        attribution=_attribution(attribution, path),
+        attribution=parse_table(attribution, AttributionSettings(), path, "attribution"),
         external={
             name: _external(as_table(table, path, "external." + name), path, name)
             for name, table in external.items()
@@ -190,15 +197,18 @@ def split_server(text: str, path: str = "", name: str = "server") -> Url:
     return split_url(text, path, name)
 
 
-def _push(table: Dict[str, Any], path: str) -> PushSettings:
-    defaults = PushSettings()._asdict()
-    check_names(table, defaults, path, "push.")
-    values = {
-        name: typed(value, defaults[name], path, "push." + name)
-        for name, value in table.items()
-        if name != "sets"
-    }
-    found = PushSettings(**values, sets=_names(table.get("sets", []), path, "push.sets"))
+def parse_table(table: Table, defaults: _Settings, path: str, name: str) -> _Settings:
+    """Return the defaults with the values of a table, which have to be of the same types."""
+    known = defaults._asdict()
+    check_names(table, known, path, name + ".")
+    values = {key: typed(value, known[key], path, f"{name}.{key}") for key, value in table.items()}
+    return defaults._replace(**values)
+
+
+def _push(table: Table, path: str) -> PushSettings:
+    others = {name: value for name, value in table.items() if name != "sets"}
+    sets = _names(table.get("sets", []), path, "push.sets")
+    found = parse_table(others, PushSettings(sets=sets), path, "push")
     _check_interval("push.period", found.period, path)
     _check_interval("push.timeout", found.timeout, path)
     if not _SMALLEST_SPOOL <= found.spool_bytes <= _LARGEST_SPOOL:
@@ -214,29 +224,23 @@ def _push(table: Dict[str, Any], path: str) -> PushSettings:
     return found
 
 
-def _usermode(table: Dict[str, Any], path: str) -> UsermodeSettings:
-    defaults = UsermodeSettings()._asdict()
-    check_names(table, defaults, path, "usermode.")
-    found = {name: typed(value, defaults[name], path, "usermode." + name) for name, value in table.items()}
-    for name, value in found.items():
+def _usermode(table: Table, path: str) -> UsermodeSettings:
+    found = parse_table(table, UsermodeSettings(), path, "usermode")
+    for name, value in zip(found._fields, found):
         if value and not value.startswith("/"):
             raise ConfigError(f"usermode.{name} is {value!r:.60}, expected an absolute path", path)
-    return UsermodeSettings(**found)
+    return found
 
 
-def _tsdb(table: Dict[str, Any], path: str) -> TsdbSettings:
-    defaults = TsdbSettings()._asdict()
-    check_names(table, defaults, path, "tsdb.")
-    found = TsdbSettings(
-        **{name: typed(value, defaults[name], path, "tsdb." + name) for name, value in table.items()}
-    )
+def _tsdb(table: Table, path: str) -> TsdbSettings:
+    found = parse_table(table, TsdbSettings(), path, "tsdb")
     for name in ("url", "write_url"):
         if getattr(found, name):
             split_url(getattr(found, name), path, "tsdb." + name)
     return found
 
 
-def _store(table: Dict[str, Any], path: str) -> StoreSettings:
+def _store(table: Table, path: str) -> StoreSettings:
     """The URL may contain a password, which no message shows."""
     check_names(table, StoreSettings._fields, path, "store.")
     url = table.get("database", "")
@@ -245,43 +249,34 @@ def _store(table: Dict[str, Any], path: str) -> StoreSettings:
     return StoreSettings(url)
 
 
-def _names(value: Any, path: str, name: str) -> Tuple[str, ...]:
+def _names(value: Value, path: str, name: str) -> Tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(f'{name} is {value!r:.60}, expected a list such as ["cpu", "job"]', path)
     return tuple(typed(word, "", path, name) for word in value)
 
 
-def _attribution(table: Dict[str, Any], path: str) -> AttributionSettings:
-    defaults = AttributionSettings()._asdict()
-    check_names(table, defaults, path, "attribution.")
-    return AttributionSettings(
-        **{name: typed(value, defaults[name], path, "attribution." + name) for name, value in table.items()}
-    )
-
-
-def _collector(table: Dict[str, Any], path: str, name: str, options: Mapping[str, Any]) -> CollectorSettings:
-    defaults = {"enabled": True, "interval": 0.0, **options}
+def _collector(table: Table, path: str, name: str, options: Mapping[str, Option]) -> CollectorSettings:
     where = f"collectors.{name}."
-    check_names(table, defaults, path, where)
-    values = {key: typed(value, defaults[key], path, where + key) for key, value in table.items()}
-    if values.get("interval"):
-        _check_interval(where + "interval", values["interval"], path)
-    chosen = tuple((key, values[key]) for key in options if key in values)
-    return CollectorSettings(values.get("enabled", True), values.get("interval", 0.0), chosen)
+    check_names(table, ("enabled", "interval", *options), path, where)
+    enabled = typed(table.get("enabled", True), True, path, where + "enabled")
+    interval = typed(table.get("interval", 0.0), 0.0, path, where + "interval")
+    if interval:
+        _check_interval(where + "interval", interval, path)
+    chosen = [(key, typed(table[key], it, path, where + key)) for key, it in options.items() if key in table]
+    return CollectorSettings(enabled, interval, tuple(chosen))
 
 
-def _external(table: Dict[str, Any], path: str, name: str) -> ExternalSettings:
+def _external(table: Table, path: str, name: str) -> ExternalSettings:
     where = f"external.{name}."
     if not re.fullmatch("[a-z][a-z0-9_]{0,40}", name):
         raise ConfigError(f"external.{name!r:.60}: names consist of lowercase letters, digits and _", path)
-    defaults = ExternalSettings(("/path",))._asdict()
-    check_names(table, defaults, path, where)
+    check_names(table, ExternalSettings._fields, path, where)
     command = table.get("command")
     if not isinstance(command, list) or not command or not str(command[0]).startswith("/"):
         raise ConfigError(f'{where}command is required, such as ["/opt/site/script", "argument"]', path)
     words = tuple(typed(word, "", path, where + "command") for word in command)
-    others = {key: typed(table[key], defaults[key], path, where + key) for key in table if key != "command"}
-    found = ExternalSettings(words, **others)
+    others = {key: value for key, value in table.items() if key != "command"}
+    found = parse_table(others, ExternalSettings(words), path, f"external.{name}")
     _check_interval(where + "interval", found.interval, path)
     _check_interval(where + "timeout", found.timeout, path)
     return found
@@ -303,7 +298,8 @@ def check_names(found: Iterable[str], known: Iterable[str], path: str, where: st
             raise ConfigError(f"unknown setting {where}{name}{meant}", path)
 
 
-def typed(value: Any, default: Any, path: str, name: str) -> Any:
+def typed(value: Any, default: _Setting, path: str, name: str) -> _Setting:
+    """Return the value if it is of the type of the default. Raises ConfigError."""
     if isinstance(default, float) and type(value) is int and abs(value) <= _LONGEST:
         value = float(value)
     if type(value) is not type(default):
@@ -313,7 +309,7 @@ def typed(value: Any, default: Any, path: str, name: str) -> Any:
     return value
 
 
-def as_table(value: Any, path: str, name: str) -> Dict[str, Any]:
+def as_table(value: Value, path: str, name: str) -> Table:
     if not isinstance(value, dict):
         raise ConfigError(f"{name} is {value!r:.60}, expected a table", path)
     return value

@@ -7,11 +7,14 @@ user's own overrides it value by value.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from joblens.core.errors import ConfigError
 from joblens.core.json_file import read_file
 from joblens.core.named_tuple import NamedTuple
+
+if TYPE_CHECKING:
+    from joblens.core.toml import Table, Value
 
 SYSTEM = "/etc/joblens/joblens.toml"
 VARIABLE = "JOBLENS_CONFIG"
@@ -21,7 +24,7 @@ _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 class Layer(NamedTuple):
     path: str
-    values: Dict[str, Any]
+    values: Table
 
 
 def user_path(environment: Mapping[str, str]) -> str:
@@ -66,15 +69,15 @@ def _read(path: str) -> bytes:
         return file.read(_LARGEST)
 
 
-def merge(layers: List[Layer]) -> Dict[str, Any]:
+def merge(layers: List[Layer]) -> Table:
     """Merge tables; any other value of a later file replaces that of an earlier one."""
-    found: Dict[str, Any] = {}
+    found: Table = {}
     for layer in layers:
         found = _merged(found, layer.values)
     return found
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Dict[str, Any]:
+def _merged(below: Table, above: Table) -> Table:
     found = dict(below)
     for name, value in above.items():
         known = found.get(name)
@@ -90,7 +93,7 @@ def origins(layers: List[Layer]) -> Dict[str, str]:
     return {name: layer.path for layer in layers for name, _ in flatten(layer.values)}
 
 
-def flatten(values: Mapping[str, Any], above: str = "") -> Iterator[Tuple[str, Any]]:
+def flatten(values: Mapping[str, Value], above: str = "") -> Iterator[Tuple[str, Value]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{above}{name}.")

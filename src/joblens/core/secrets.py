@@ -66,9 +66,10 @@ def use_masks(given: Sequence[str] = (), config: Optional[str] = None) -> None:
 
         layers = load_layers(config, os.environ)
         named = merge(layers).get("mask", [])
-        if not isinstance(named, list) or not all(isinstance(it, str) for it in named):
+        masks = [it for it in named if isinstance(it, str)] if isinstance(named, list) else []
+        if masks != named:
             raise ConfigError("mask is not a list of strings", layers[-1].path)
-        add_masks(check_masks(named, layers[-1].path))
+        add_masks(check_masks(masks, layers[-1].path))
 
 
 def add_masks(masks: Sequence[str], variable: Optional[str] = None) -> None:

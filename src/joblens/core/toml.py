@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple, Union
 
 from joblens.core.errors import ConfigError
+
+# Of a settings file. tomllib has dates too, which no setting has.
+Value = Union[str, int, float, bool, List["Value"], Dict[str, "Value"]]
+Table = Dict[str, Value]
 
 _DEEPEST, _LONGEST_NAME = 10, 200
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*")
@@ -22,7 +26,7 @@ _LITERAL = re.compile(r"'([^'\x00-\x08\x0a-\x1f\x7f]*)'(?!')")
 _ESCAPES = {'"': '"', "\\": "\\", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def parse_toml(text: str, path: str) -> Dict[str, Any]:
+def parse_toml(text: str, path: str) -> Table:
     if sys.version_info < (3, 11):
         return parse_simple_toml(text, path)
     import tomllib
@@ -30,11 +34,11 @@ def parse_toml(text: str, path: str) -> Dict[str, Any]:
     return _checked(tomllib.loads, text, path)
 
 
-def parse_simple_toml(text: str, path: str) -> Dict[str, Any]:
+def parse_simple_toml(text: str, path: str) -> Table:
     return _checked(lambda text: _parse_lines(text, path), text, path)
 
 
-def _checked(parse: Callable[[str], Dict[str, Any]], text: str, path: str) -> Dict[str, Any]:
+def _checked(parse: Callable[[str], Table], text: str, path: str) -> Table:
     """Limit nesting, names and numbers, so that later code can process and print them."""
     try:
         found = parse(text)
@@ -42,7 +46,7 @@ def _checked(parse: Callable[[str], Dict[str, Any]], text: str, path: str) -> Di
         raise ConfigError("nested too deep", path) from None
     except ValueError as error:  # not only TOMLDecodeError: a number can have thousands of digits
         raise ConfigError(f"{error!s:.200}", path) from None
-    waiting: List[Tuple[Any, int]] = [(found, 0)]
+    waiting: List[Tuple[Value, int]] = [(found, 0)]
     while waiting:
         value, depth = waiting.pop()
         if depth > _DEEPEST:
@@ -59,8 +63,8 @@ def _checked(parse: Callable[[str], Dict[str, Any]], text: str, path: str) -> Di
     return found
 
 
-def _parse_lines(text: str, path: str) -> Dict[str, Any]:
-    top: Dict[str, Any] = {}
+def _parse_lines(text: str, path: str) -> Table:
+    top: Table = {}
     table, seen = top, set()
     lines = text.replace("\r\n", "\n").split("\n")
     number = 0
@@ -93,11 +97,12 @@ def _parse_lines(text: str, path: str) -> Dict[str, Any]:
     return top
 
 
-def _descend(table: Dict[str, Any], names: List[str], where: Tuple[str, int]) -> Dict[str, Any]:
+def _descend(table: Table, names: List[str], where: Tuple[str, int]) -> Table:
     for name in names:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
+        below = table.setdefault(name, {})
+        if not isinstance(below, dict):
             raise ConfigError(f"{name} is a value and a table", *where)
+        table = below
     return table
 
 
@@ -107,14 +112,14 @@ def _unclosed(line: str) -> int:
     return bare.count("[") - bare.count("]")
 
 
-def _parse_whole(text: str, where: Tuple[str, int]) -> Any:
+def _parse_whole(text: str, where: Tuple[str, int]) -> Value:
     value, rest = _parse_value(text, where)
     if not re.fullmatch(r"[ \t]*(#[^\n]*)?", rest):
         raise ConfigError(f"unexpected text: {rest.strip()[:60]}", *where)
     return value
 
 
-def _parse_value(text: str, where: Tuple[str, int]) -> Tuple[Any, str]:
+def _parse_value(text: str, where: Tuple[str, int]) -> Tuple[Value, str]:
     if text.startswith("["):
         return _parse_array(text[1:], where)
     match = _BASIC.match(text)
@@ -134,8 +139,8 @@ def _parse_value(text: str, where: Tuple[str, int]) -> Tuple[Any, str]:
     raise ConfigError(f"not a string, number, true, false or array: {text[:60]}", *where)
 
 
-def _parse_array(text: str, where: Tuple[str, int]) -> Tuple[List[Any], str]:
-    values: List[Any] = []
+def _parse_array(text: str, where: Tuple[str, int]) -> Tuple[List[Value], str]:
+    values: List[Value] = []
     blank = re.compile(r"(?:[ \t\n]|#[^\n]*(?:\n|$))*")
     while True:
         text = text[blank.match(text).end() :]  # type: ignore[union-attr]  # it matches nothing at least

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,12 +22,14 @@ from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
 from joblens.core.process import Child, dispatch
 from joblens.core.python import python_command
+from joblens.core.toml import Table
 from joblens.hub.identity import load_identity
 from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
 from joblens.hub.sink import SEALED, FollowTask, Place, SinkStatus, SinkTask, check_options, load_status
+from joblens.record.fields import read
 
 Log = Callable[[str], None]
-DEFAULT: Mapping[str, Mapping[str, Any]] = {"lake": {}}
+DEFAULT: Mapping[str, Table] = {"lake": {}}
 LOOK_SECONDS = 1.0
 _DRAIN_LOOK_SECONDS = 0.05
 _HOPELESS = 5  # failures in a row, or processes that died
@@ -84,6 +85,7 @@ JOBS = Schema(
     ),
 )
 SCHEMAS = (STATE, UNTIMELY, JOBS)
+_LARGEST = (1 << 63) - 1
 _COUNTS = ("calls", "failed_calls", "running", "pending", "waiting", "late", "finished", "left_out")
 
 
@@ -198,13 +200,13 @@ class SinkWorker(Worker):
         self,
         place: Place,
         kind: str,
-        options: Mapping[str, Any],
+        options: Table,
         own_rows_only: bool,
         collect_seconds: float,
     ) -> None:
         home = str(place.home)
         task = SinkTask(
-            place.name, home, place.hub, kind, dict(options), own_rows_only, collect_seconds, is_woken=True
+            place.name, home, place.hub, kind, options, own_rows_only, collect_seconds, is_woken=True
         )
         super().__init__(f"sink {place.name}", "joblens.hub.sink", task)
         self.place, self.kind = place, kind
@@ -214,7 +216,7 @@ class Runner:
     def __init__(
         self,
         home: Path,
-        sinks: Mapping[str, tuple[str, dict[str, Any]]],
+        sinks: Mapping[str, tuple[str, Table]],
         log: Log,
         own_rows_only: bool = False,
         collect_seconds: float = 0.0,
@@ -239,15 +241,13 @@ class Runner:
     def _workers(self) -> list[Worker]:
         return [*self._sinks, *([self._follower] if self._follower is not None else [])]
 
-    def follow(
-        self, scheduler: str, options: JobsSettings, sinks: Mapping[str, tuple[str, dict[str, Any]]]
-    ) -> None:
+    def follow(self, scheduler: str, options: JobsSettings, sinks: Mapping[str, tuple[str, Table]]) -> None:
         """Follow a scheduler, with the store of the lake; without a lake records do not wait for samples."""
         lakes = [found for kind, found in sinks.values() if kind == "lake"]
         if scheduler == INFERRED:
             options = options._replace(cluster="")
         options = options._replace(wait_seconds=options.wait_seconds if lakes else 0.0)
-        store = lakes[0]["home"] if lakes else ""
+        store = str(lakes[0]["home"]) if lakes else ""
         task = FollowTask(str(self._home), self._hub, scheduler, store, options)
         self._scheduler = scheduler
         self._follower = Worker(f"jobs of {scheduler}", "joblens.hub.follower", task)
@@ -329,15 +329,16 @@ class Runner:
 
 
 def _rows_of_jobs(home: Path, scheduler: str, follower: Worker) -> Rows:
-    found: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = dict(parse_json((home / "jobs" / "status.json").read_bytes()))
-    answered = found.get("answered")
-    known = isinstance(answered, (int, float)) and 0 < answered < time.time() + _LATEST_SECONDS
+    from joblens.jobs.state import FollowerStatus  # most hubs follow no scheduler
+
+    found = FollowerStatus()
+    with suppress(OSError, ValueError):  # of another version, or damaged
+        found = read(parse_json((home / "jobs" / "status.json").read_bytes()), FollowerStatus)
+    known = 0 < found.answered < time.time() + _LATEST_SECONDS
     values = [
-        int(found.get("state") == "working"),
-        round(max(time.time() - (answered or 0.0), 0.0) * 1000) if known else ABSENT,
-        *(_count(found, name) for name in _COUNTS),
+        int(found.state == "working"),
+        round(max(time.time() - found.answered, 0.0) * 1000) if known else ABSENT,
+        *(min(max(getattr(found, name), 0), _LARGEST) for name in _COUNTS),
         follower.starts,
     ]
     return Rows(JOBS, ((scheduler,),), values)
@@ -354,9 +355,3 @@ def _numbers(it: SinkStatus) -> list[int]:
         cursor.dropped,
         it.failures,
     ]
-
-
-def _count(it: Mapping[str, Any], name: str) -> int:
-    """Return a count, 0 if the file is damaged."""
-    value = it.get(name)
-    return value if type(value) is int and 0 <= value < 1 << 63 else 0

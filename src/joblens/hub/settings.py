@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from joblens.core.config import Settings, as_table, check_names, split_address, typed
+from joblens.core.config import Settings, as_table, check_names, parse_table, split_address, typed
 from joblens.core.errors import ConfigError
+from joblens.core.toml import Table, Value
 
 _MIB = 1 << 20
 
@@ -52,10 +53,10 @@ class HubSettings(NamedTuple):
     segment_seconds: float = 30.0
     journal_bytes: int = 16 << 30
     from_kafka: bool = False  # consume batches from Kafka too
-    kafka: Mapping[str, Any] = {}  # [hub.kafka], checked by joblens.hub.kafka.intake
+    kafka: Mapping[str, Value] = {}  # [hub.kafka], checked by joblens.hub.kafka.intake
     run_sinks: bool = True  # false: batches stay in the journal until it is true again
     drain_seconds: float = 0.0  # for sinks to store the rest at shutdown
-    sinks: Mapping[str, Mapping[str, Any]] = {}  # [hub.sinks.NAME], checked by each sink
+    sinks: Mapping[str, Mapping[str, Value]] = {}  # [hub.sinks.NAME], checked by each sink
     scheduler: str = ""  # slurm, flux, pbs or inferred: whose jobs get records
     jobs: JobsSettings = JobsSettings()  # [hub.jobs]
 
@@ -86,7 +87,7 @@ _LEAST_OF_JOBS = {
 _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.0, "drain_seconds": 86_400.0}
 
 
-def parse_hub_settings(found: Mapping[str, Any], path: str) -> HubSettings:
+def parse_hub_settings(found: Table, path: str) -> HubSettings:
     """Parse a file, which agent and hub of one machine can share: each reads its own part."""
     check_names(found, (*Settings._fields, "hub", "serve"), path, "")
     table = as_table(found.get("hub", {}), path, "hub")
@@ -138,12 +139,7 @@ def _typed(value: Any, default: Any, path: str, name: str) -> Any:
     if name == "kafka":
         return as_table(value, path, "hub.kafka")
     if name == "jobs":
-        known = JobsSettings()._asdict()
-        table = as_table(value, path, "hub.jobs")
-        check_names(table, known, path, "hub.jobs.")
-        return JobsSettings(
-            **{key: typed(it, known[key], path, f"hub.jobs.{key}") for key, it in table.items()}
-        )
+        return parse_table(as_table(value, path, "hub.jobs"), JobsSettings(), path, "hub.jobs")
     if name in ("munge_clusters", "munge_hosts", "munge_uids"):
         return _munge(value, path, f"hub.{name}")
     return typed(value, default, path, f"hub.{name}")

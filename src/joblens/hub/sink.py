@@ -31,6 +31,7 @@ import msgspec
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
 from joblens.core.files import UNFINISHED, make_folder, unfinished_name
 from joblens.core.lock import SUFFIX, open_lock
+from joblens.core.toml import Table, Value
 from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
 from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
@@ -39,7 +40,7 @@ from joblens.hub.segments import Segment, list_sealed, storing
 from joblens.hub.settings import JobsSettings
 
 SEALED = b"sealed"  # the command that announces a sealed segment
-# Each module has OPTIONS, the settings with their defaults, and `open_sink(place, options)`.
+# Each module has the class Options, the settings with their defaults, and `open_sink(place, options)`.
 KINDS = {
     "lake": "joblens.hub.sinks.lake",
     "csv": "joblens.hub.sinks.csv_tree",
@@ -139,15 +140,15 @@ class GroupSink(Sink, Protocol):
         """As `take`. After a crash it is the same group, of which a segment may be gone."""
 
 
-def check_options(name: str, table: Mapping[str, Any], path: str = "") -> tuple[str, dict[str, Any]]:
+def check_options(name: str, table: Mapping[str, Value], path: str = "") -> tuple[str, Table]:
     """Return the kind of a sink and its options, from `[hub.sinks.NAME]`. Raises ConfigError."""
     where = f"hub.sinks.{name}."
     if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii() or len(name) > 60:
         raise ConfigError(f"{name!r:.70} is not a valid name of a sink: use letters, digits, _ and -", path)
-    kind = table.get("type", name)
+    kind = str(table.get("type", name))
     if kind not in KINDS:
         raise ConfigError(f"{where}type is {kind!r:.60}, it can be {', '.join(KINDS)}", path)
-    known: Mapping[str, Any] = import_module(KINDS[kind]).OPTIONS
+    known: Table = import_module(KINDS[kind]).Options()._asdict()
     values = {key: value for key, value in table.items() if key != "type"}
     for key, value in values.items():
         if key not in known:
@@ -353,7 +354,8 @@ def main() -> int:
     fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
     _clear(place)
     Checker.own_rows_only = task.own_rows_only
-    sink: Sink = import_module(KINDS[task.type]).open_sink(place, task.options)
+    module = import_module(KINDS[task.type])
+    sink: Sink = module.open_sink(place, module.Options(**task.options))
     gc.set_threshold(_COLLECTED)
     poll = _WOKEN_POLL_SECONDS if task.is_woken else _POLL_SECONDS
     work = Work(place, task.type, sink, log, task.collect_seconds, hurry, poll)
@@ -379,7 +381,7 @@ class SinkTask(msgspec.Struct):
     home: str
     hub: str
     type: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the type of the sink, which checks them
     own_rows_only: bool = False
     collect_seconds: float = 0.0
     is_woken: bool = False

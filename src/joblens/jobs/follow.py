@@ -27,7 +27,7 @@ from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
 from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live_lists import load_live, remove_expired, runs, save_live
-from joblens.jobs.state import Gone, Late, State
+from joblens.jobs.state import FollowerStatus, Gone, Late, State
 from joblens.schedulers.facts import BatchJob, Scheduler
 from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity
@@ -417,17 +417,18 @@ class Follower:
 
     def _tell(self, now: float) -> None:
         self.state.tell(
-            {
-                "scheduler": self.scheduler.name,
-                "state": "failing" if self.error else "working",
-                "error": self.error,
-                "answered": self.answered,
-                "waiting": len(self.waiting) + len(self.state.gone),
-                "late": len(self.state.late),
-                "left_out": getattr(self.scheduler, "left_out", 0),
-                "pid": os.getpid(),
+            FollowerStatus(
+                time=time.time(),
+                scheduler=self.scheduler.name,
+                state="failing" if self.error else "working",
+                error=self.error,
+                answered=self.answered,
+                waiting=len(self.waiting) + len(self.state.gone),
+                late=len(self.state.late),
+                left_out=getattr(self.scheduler, "left_out", 0),
+                pid=os.getpid(),
                 **self.counts,
-            }
+            )
         )
 
 

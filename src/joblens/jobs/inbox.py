@@ -21,12 +21,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import field
 
 from joblens.core.errors import OutsideError, printable, sentence
 from joblens.core.files import now_at, sync_folder, write_quickly, write_whole
 from joblens.core.json_file import load_json, render_json
 from joblens.jobs.archive import SUFFIX
+from joblens.record.fields import Part, read
 
 _PRIVATE, _DONE, _FAILED, _REASON = ".ingest", "done", "failed", ".reason"
 _OWN = frozenset((_PRIVATE, _DONE, _FAILED))
@@ -59,6 +62,25 @@ class Seen(NamedTuple):
     unfinished: int  # that are still written, or have just been
     refused: int  # that are archives by their name, and cannot be read
     problems: list[str]  # of entries that were not there at the scan before
+
+
+class Status(Part):
+    """What `joblens ingest --status` shows."""
+
+    folder: str = ""
+    pid: int = 0
+    started: float = 0.0
+    updated: float = 0.0
+    state: str = "running"  # stopping, stopped
+    stored: int = 0  # since it was started
+    known: int = 0  # that were stored before
+    failed: int = 0
+    retried: int = 0  # that wait for another attempt
+    unfinished: int = 0  # that are still written
+    waiting_for: str = ""  # why the last attempt failed
+    retired: int = 0
+    retire_at: float | None = None  # when it is next
+    problems: list[str] = field(default_factory=list)  # the last ones
 
 
 class Inbox:
@@ -214,19 +236,18 @@ class Inbox:
 
     # Status
 
-    def save_status(self, status: dict[str, Any]) -> None:
+    def save_status(self, status: Status) -> None:
         with suppress(OSError):  # a full disk ends no daemon
-            write_quickly(str(self.work.parent / "status.json"), render_json(status))
+            write_quickly(str(self.work.parent / "status.json"), render_json(status.to_dict()))
 
-    def load_status(self) -> dict[str, Any]:
-        """Return {} if there is none. Raises OutsideError."""
+    def load_status(self) -> Status | None:
+        """Return None if there is none. Raises OutsideError."""
         try:
-            found = load_json(str(self.work.parent / "status.json"), _LARGEST_STATUS)
+            return read(load_json(str(self.work.parent / "status.json"), _LARGEST_STATUS), Status)
         except FileNotFoundError:
-            return {}
+            return None
         except (OSError, ValueError) as error:
             raise OutsideError(f"the status of {self.path} cannot be read: {sentence(error)}") from None
-        return found if isinstance(found, dict) else {}
 
     def count(self) -> dict[str, int]:
         """Return how many archives are in each folder."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from joblens.core.errors import OutsideError, printable, sentence
 from joblens.core.python import forget_safe_spawning, safe_spawning
 from joblens.jobs.epmt_archives import import_epmt
-from joblens.jobs.inbox import Inbox, is_epmt
+from joblens.jobs.inbox import Inbox, Status, is_epmt
 from joblens.jobs.submit import Accounting, submit
 from joblens.store.home import Home
 
@@ -67,26 +66,6 @@ def take(source: Source, path: Path) -> Taken:
     if result.unusable:
         return Taken(result.problems[0].removesuffix("; archive skipped"), bool(result.outside))
     return Taken(is_known=result.known > 0, warnings=tuple(result.problems[:_MOST_PROBLEMS]))
-
-
-@dataclass
-class Status:
-    """What `joblens ingest --status` shows."""
-
-    folder: str
-    pid: int
-    started: float
-    updated: float = 0.0
-    state: str = "running"  # stopping, stopped
-    stored: int = 0  # since it was started
-    known: int = 0  # that were stored before
-    failed: int = 0
-    retried: int = 0  # that wait for another attempt
-    unfinished: int = 0  # that are still written
-    waiting_for: str = ""  # why the last attempt failed
-    retired: int = 0
-    retire_at: float | None = None  # when it is next
-    problems: list[str] = field(default_factory=list)  # the last ones
 
 
 class _Claimed:
@@ -277,7 +256,7 @@ class Ingest:
 
     def save(self) -> None:
         self.status.updated = time.time()
-        self.inbox.save_status(asdict(self.status))
+        self.inbox.save_status(self.status)
 
 
 def _begin_worker(parent: int) -> None:

@@ -12,17 +12,15 @@ Which jobs have a record is not stored here: the records themselves show it, so 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import write_quickly, write_whole
-from joblens.core.json_file import parse_json
+from joblens.core.json_file import parse_json, render_json
 from joblens.jobs.facts import identity
-from joblens.record.fields import read
+from joblens.record.fields import Part, read
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.listing import Identity
 
@@ -31,19 +29,53 @@ MOST_GONE = 10_000
 MOST_LATE = 5_000
 
 
-class Gone(NamedTuple):
+class Gone(Part):
     """A job that no longer runs, whose end accounting has not reported."""
 
     job: BatchJob
     seen: float  # running, for the last time
 
 
-class Late(NamedTuple):
+class Late(Part):
     """Its record is there, and samples of these nodes may still come."""
 
     job: BatchJob
     nodes: tuple[str, ...]
     since: float
+
+
+class _StateFile(Part):
+    version: int
+    since: float | None
+    cluster: str
+    gone: list[Gone]
+
+
+class _LateFile(Part):
+    version: int
+    late: list[Late]
+
+
+class FollowerStatus(Part, kw_only=True):
+    """The file `status.json`."""
+
+    time: float = 0.0
+    scheduler: str = ""
+    state: str = ""  # working or failing
+    error: str = ""
+    answered: float = 0.0  # when the scheduler last did; 0.0: not yet
+    waiting: int = 0
+    late: int = 0
+    left_out: int = 0
+    pid: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    finished: int = 0
+    running: int = 0
+    pending: int = 0
+
+
+_File = TypeVar("_File", _StateFile, _LateFile)
 
 
 class State:
@@ -62,10 +94,12 @@ class State:
     def load(self) -> list[str]:
         """Return what could not be read, a sentence each: the follower then starts further back."""
         problems: list[str] = []
-        found = _load(self.folder / "state.json", _parse_state, problems)
+        found = _load(self.folder / "state.json", _StateFile, problems)
         if found is not None:
-            self.since, self.cluster, self.gone = found
-        self.late = _load(self.folder / "late.json", _parse_late, problems) or {}
+            self.since, self.cluster = found.since, found.cluster
+            self.gone = {identity(it.job): it for it in found.gone}
+        late = _load(self.folder / "late.json", _LateFile, problems)
+        self.late = {identity(it.job): it for it in late.late} if late else {}
         return problems
 
     def save(self) -> None:
@@ -73,15 +107,11 @@ class State:
         for many, most in ((self.gone, MOST_GONE), (self.late, MOST_LATE)):
             while len(many) > most:
                 many.pop(next(iter(many)))
-        gone = [{"job": it.job.to_dict(), "seen": it.seen} for it in self.gone.values()]
-        late = [{"job": it.job.to_dict(), "nodes": it.nodes, "since": it.since} for it in self.late.values()]
-        self._save("late.json", {"version": VERSION, "late": late})
-        self._save(
-            "state.json", {"version": VERSION, "since": self.since, "cluster": self.cluster, "gone": gone}
-        )
+        self._save("late.json", _LateFile(VERSION, list(self.late.values())))
+        self._save("state.json", _StateFile(VERSION, self.since, self.cluster, list(self.gone.values())))
 
-    def _save(self, name: str, found: Mapping[str, object]) -> None:
-        data = json.dumps(found).encode("utf-8", "replace")
+    def _save(self, name: str, found: _StateFile | _LateFile) -> None:
+        data = json.dumps(found.to_dict()).encode()
         if self._saved.get(name) != data:
             write_whole(str(self.folder / name), data)
             self._saved[name] = data
@@ -90,33 +120,19 @@ class State:
         """Raises OSError."""
         write_quickly(str(self.folder / "flush"), b"")
 
-    def tell(self, status: Mapping[str, object]) -> None:
+    def tell(self, status: FollowerStatus) -> None:
         with suppress(OSError):  # the error itself reports a full disk, in the log
-            write_quickly(str(self.status), json.dumps({"time": time.time(), **status}).encode())
+            write_quickly(str(self.status), render_json(status.to_dict()))
 
 
-def _load(path: Path, parse: Callable[[Any], Any], problems: list[str]) -> Any:
+def _load(path: Path, kind: type[_File], problems: list[str]) -> _File | None:
     try:
-        found = parse_json(path.read_bytes())
-        if found["version"] != VERSION:
-            raise ValueError(f"version {found['version']!r:.20}")
-        return parse(found)
+        found = read(parse_json(path.read_bytes()), kind)
+        if found.version != VERSION:
+            raise ValueError(f"version {found.version}")
+        return found
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         problems.append(str(MalformedError(str(path), f"cannot be read: {error!s:.100}")))
         return None
-
-
-def _parse_state(found: Any) -> tuple[float | None, str, dict[Identity, Gone]]:
-    since = None if found["since"] is None else float(found["since"])
-    gone = [Gone(read(it["job"], BatchJob), float(it["seen"])) for it in found["gone"]]
-    return since, str(found["cluster"]), {identity(it.job): it for it in gone}
-
-
-def _parse_late(found: Any) -> dict[Identity, Late]:
-    late = [
-        Late(read(it["job"], BatchJob), tuple(map(str, it["nodes"])), float(it["since"]))
-        for it in found["late"]
-    ]
-    return {identity(it.job): it for it in late}

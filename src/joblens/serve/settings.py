@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from joblens.core.config import Settings, as_table, check_names, split_address, split_url, typed
 from joblens.core.errors import ConfigError
+from joblens.core.toml import Table
 from joblens.hub.settings import is_loopback
 
 SOCKET = "/run/joblens/serve.sock"
@@ -50,7 +51,7 @@ class ServeSettings(NamedTuple):
     managers: Mapping[str, tuple[str, ...]] = {}  # [serve.managers]: by account
 
 
-def parse_serve_settings(found: Mapping[str, Any], path: str) -> ServeSettings:
+def parse_serve_settings(found: Table, path: str) -> ServeSettings:
     """Parse a file, which agent, hub and service can share: each reads its own part."""
     check_names(found, (*Settings._fields, "hub", "serve"), path, "")
     table = as_table(found.get("serve", {}), path, "serve")

@@ -67,8 +67,9 @@ def use_database(layers: Sequence[Layer], environment: MutableMapping[str, str])
     from joblens.core.config_files import merge
 
     given = merge(list(layers)).get("store")
-    if isinstance(given, dict) and isinstance(given.get("database"), str) and given["database"]:
-        environment.setdefault(VARIABLE, given["database"])
+    url = given.get("database") if isinstance(given, dict) else None
+    if isinstance(url, str) and url:
+        environment.setdefault(VARIABLE, url)
 
 
 def _configured(environment: Mapping[str, str]) -> Database | None:

@@ -262,7 +262,7 @@ def test_hub_to_hub(broker: Broker, prefix: str, tmp_path: Path) -> None:
     agents = Agents(broker.address, prefix)
     agents.expected = {(f"n{n % 3}", n) for n in range(30)}
     segment = write_segment(tmp_path / "journal", 1, [make_batch(*item) for item in agents.expected])
-    chosen = {**sink_kafka.OPTIONS, "brokers": broker.address, "prefix": prefix, "format": "batch"}
+    chosen = sink_kafka.Options(broker.address, prefix, format="batch")
     sink = sink_kafka.open_sink(Place("kafka", tmp_path, "first"), chosen)
     sink.recover(0)
     sink.take(segment)

@@ -19,7 +19,7 @@ from hub.made import encode, seconds, shared_nodes
 from hub.series import Series, assert_equal, labels_of, make_labels, of_lake
 from joblens.hub.kafka.schema import AVRO
 from joblens.hub.sink import Place
-from joblens.hub.sinks.kafka import OPTIONS, open_sink
+from joblens.hub.sinks.kafka import Options, open_sink
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home
 from waiting import PATIENCE, wait_for
@@ -28,8 +28,8 @@ from .broker import Broker, MockBroker
 from .made import START, TICKS, Ends, has_topic, make_batch, read_topic, write_segment
 
 
-def options(address: str, prefix: str, **other: Any) -> dict[str, Any]:
-    return {**OPTIONS, "brokers": address, "prefix": prefix, **other}
+def options(address: str, prefix: str, **other: Any) -> Options:
+    return Options(brokers=address, prefix=prefix, **other)
 
 
 def values(address: str, topic: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
@@ -171,9 +171,9 @@ def test_console_consumer(broker: Broker, prefix: str, tmp_path: Path) -> None:
 
 
 @contextmanager
-def running_sink(home: Path, chosen: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+def running_sink(home: Path, chosen: Options) -> Iterator[subprocess.Popen[bytes]]:
     """The process that the hub starts for it."""
-    told = {"name": "kafka", "home": str(home), "hub": "h1", "type": "kafka", "options": chosen}
+    told = {"name": "kafka", "home": str(home), "hub": "h1", "type": "kafka", "options": chosen._asdict()}
     with (home / "said").open("a") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "joblens.hub.sink"], stdin=subprocess.PIPE, stdout=said, stderr=said

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblens.core.errors import ConfigError, ServerError
+from joblens.core.toml import Value
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
@@ -29,13 +30,15 @@ _PRODUCER = {
 }
 _CONSUMER = {"session.timeout.ms": 10_000, "queued.max.messages.kbytes": 16_384}
 
+_Setting = TypeVar("_Setting")
+
 
 class Kafka:
     """A cluster's address and options, and the last error of a connection."""
 
-    def __init__(self, brokers: str, prefix: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, brokers: str, prefix: str, options: Mapping[str, Value]) -> None:
         self.brokers, self.prefix = brokers, prefix
-        self._options = {str(name): value for name, value in options.items()}
+        self._options = dict(options)
         self._complaint = ""
 
     def topic(self, name: str) -> str:
@@ -109,7 +112,7 @@ class Kafka:
             notes.close()
         return notes.values.get(key, b"")
 
-    def _common(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def _common(self, defaults: Mapping[str, int]) -> dict[str, Any]:
         def complain(error: Any) -> None:
             self._complaint = str(error.str())
 
@@ -117,11 +120,11 @@ class Kafka:
         return {"client.id": "joblens", "log_level": 0, **defaults, **self._options, **fixed}
 
 
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted(settings: Mapping[str, _Setting]) -> dict[str, _Setting]:
     return {name.replace("_", "."): value for name, value in settings.items()}
 
 
-def load_kafka(brokers: str, prefix: str, options: Mapping[str, Any]) -> Kafka:
+def load_kafka(brokers: str, prefix: str, options: Mapping[str, Value]) -> Kafka:
     """Raises ConfigError if confluent-kafka is not installed."""
     try:
         import confluent_kafka  # noqa: F401

@@ -21,10 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.core.errors import ConfigError, JoblensError, MalformedError, ServerError, sentence
+from joblens.core.config import parse_table
+from joblens.core.errors import JoblensError, MalformedError, ServerError, sentence
 from joblens.core.files import list_names, sync_folder
 from joblens.core.json_file import parse_json
 from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
+from joblens.core.toml import Value
 from joblens.hub.damage import read_damaged, survey
 from joblens.hub.entries import LARGEST_BATCH, identify, pack_head, pack_index
 from joblens.hub.journal import Journal
@@ -72,21 +74,14 @@ class Options(NamedTuple):
 
     brokers: str = BROKERS
     prefix: str = PREFIX
-    options: Mapping[str, Any] = {}  # of librdkafka, such as security.protocol
+    options: Mapping[str, Value] = {}  # of librdkafka, such as security.protocol
     group: str = "joblens"
     topic: str = ""  # "": PREFIX.batches
 
 
-def check_options(table: Mapping[str, Any], path: str = "") -> Options:
+def check_options(table: Mapping[str, Value], path: str = "") -> Options:
     """Parse `[hub.kafka]`. Raises ConfigError."""
-    known = Options()._asdict()
-    for name, value in table.items():
-        if name not in known:
-            raise ConfigError(f"unknown setting hub.kafka.{name}. Known settings: {', '.join(known)}", path)
-        if type(value) is not type(known[name]):
-            such = f"expected one such as {known[name]!r}"
-            raise ConfigError(f"hub.kafka.{name} is {value!r:.60}, {such}", path)
-    return Options(**table)
+    return parse_table(dict(table), Options(), path, "hub.kafka")
 
 
 INTAKE = Schema(

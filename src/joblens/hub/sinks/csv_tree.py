@@ -14,10 +14,10 @@ import os
 import pwd
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from joblens.core.errors import ConfigError
 from joblens.hub.batch_reader import Checker, LeftOut
@@ -30,10 +30,6 @@ from joblens.hub.sinks.user_files import Owner, RefusedError, open_file, open_fo
 from joblens.store.location import safe_name
 from joblens.wire.header import NodeJob
 
-OPTIONS: Mapping[str, Any] = {
-    "root": "",  # the folder for the tree; it is needed
-    "sets": [],  # only these; []: all that there are
-}
 _BUFFER_BYTES = 64 << 20  # of text in memory before it is written
 _MOST_FILES = 100  # of one set with different columns
 _MOST_OPEN = 200
@@ -42,10 +38,15 @@ _MOST_IN_VAIN = 1000
 _MOST_NUMBERS = 100_000
 
 
-def open_sink(place: Place, options: Mapping[str, Any]) -> CsvSink:
-    if not options["root"]:
+class Options(NamedTuple):
+    root: str = ""  # the folder for the tree; it is needed
+    sets: Sequence[str] = []  # only these; []: all that there are
+
+
+def open_sink(place: Place, options: Options) -> CsvSink:
+    if not options.root:
         raise ConfigError(f"hub.sinks.{place.name}.root is needed: the folder for the files")
-    return CsvSink(Path(options["root"]), place.folder / "undo", frozenset(options["sets"]), alone=True)
+    return CsvSink(Path(options.root), place.folder / "undo", frozenset(options.sets), alone=True)
 
 
 class Target(NamedTuple):

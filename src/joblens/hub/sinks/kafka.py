@@ -11,10 +11,11 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import ConfigError, MalformedError, ServerError, sentence
 from joblens.core.json_file import parse_json
+from joblens.core.toml import Value
 from joblens.hub.batch_reader import Checker, LeftOut, choose_timely
 from joblens.hub.decode import decode_columns
 from joblens.hub.entries import LARGEST_BATCH
@@ -29,19 +30,20 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 JSON, AVRO, BATCH = "json", "avro", "batch"
-OPTIONS: dict[str, Any] = {
-    "brokers": BROKERS,
-    "prefix": PREFIX,
-    "options": {},  # of librdkafka, such as security.protocol
-    "format": JSON,  # or avro; or batch: what the nodes sent, for other hubs
-    "one_topic": False,  # all sets on PREFIX.rows
-    "schema_id": 0,  # of Avro: the number that a schema registry gave
-    "message_bytes": 900_000,
-    "transaction_bytes": 8 << 20,
-    "compression": "lz4",
-}
 _RESERVED = (CURSORS, BATCHES, SEEN, "rows", "other")
 _TOPIC = re.compile("[A-Za-z0-9_-]{1,100}", re.ASCII)
+
+
+class Options(NamedTuple):
+    brokers: str = BROKERS
+    prefix: str = PREFIX
+    options: Mapping[str, Value] = {}  # of librdkafka, such as security.protocol
+    format: str = JSON  # or avro; or batch: what the nodes sent, for other hubs
+    one_topic: bool = False  # all sets on PREFIX.rows
+    schema_id: int = 0  # of Avro: the number that a schema registry gave
+    message_bytes: int = 900_000
+    transaction_bytes: int = 8 << 20
+    compression: str = "lz4"
 
 
 class Message(NamedTuple):
@@ -59,8 +61,8 @@ class Done(NamedTuple):
 
 
 class KafkaSink:
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        self._kafka = load_kafka(options["brokers"], options["prefix"], options["options"])
+    def __init__(self, place: Place, options: Options) -> None:
+        self._kafka = load_kafka(options.brokers, options.prefix, options.options)
         self._name = f"{place.hub}-{place.name}"
         self._options = options
         self._form = Form(self._kafka, options)
@@ -81,7 +83,7 @@ class KafkaSink:
             self._producer = None
         with self._kafka.errors():
             largest = max(self._form.largest + (1 << 16), 1_000_000)
-            kind = self._options["compression"]
+            kind = self._options.compression
             self._producer = self._kafka.producer(
                 self._name, compression_type=kind, message_max_bytes=largest
             )
@@ -108,7 +110,7 @@ class KafkaSink:
             found = self._form.messages(record)
             size += 1 + self._produce(found.messages, record.received_ns)
             taken = taken.plus(found.taken)
-            if size >= self._options["transaction_bytes"]:
+            if size >= self._options.transaction_bytes:
                 self._commit(Done(segment.number, count))
                 size = 0
         if size:
@@ -156,16 +158,16 @@ class Found(NamedTuple):
 class Form:
     """Makes messages of records, in the configured format."""
 
-    def __init__(self, kafka: Kafka, options: Mapping[str, Any]) -> None:
-        self._kafka, self._one = kafka, bool(options["one_topic"])
+    def __init__(self, kafka: Kafka, options: Options) -> None:
+        self._kafka, self._one = kafka, options.one_topic
         self._checker = Checker()
-        self._format = options["format"]
+        self._format = options.format
         if self._format not in (JSON, AVRO, BATCH):
             raise ConfigError(f"the format for Kafka is {self._format!r:.60}, it can be json, avro or batch")
         self._encode: Encode = avro_rows if self._format == AVRO else json_rows
-        self._frame = avro_frame(options["schema_id"]) if self._format == AVRO else b""
+        self._frame = avro_frame(options.schema_id) if self._format == AVRO else b""
         # A batch is as large as a hub takes it; it cannot be stored in parts.
-        self.largest: int = LARGEST_BATCH if self._format == BATCH else options["message_bytes"]
+        self.largest = LARGEST_BATCH if self._format == BATCH else options.message_bytes
 
     def messages(self, record: Record) -> Found:
         """Return the messages of a record. Batches are sent unchanged, with their time of arrival."""
@@ -230,5 +232,5 @@ def _parse_done(note: bytes, topic: str) -> Done:
         raise MalformedError(topic, f"{note[:60]!r} does not say how far this hub is") from None
 
 
-def open_sink(place: Place, options: Mapping[str, Any]) -> KafkaSink:
+def open_sink(place: Place, options: Options) -> KafkaSink:
     return KafkaSink(place, options)

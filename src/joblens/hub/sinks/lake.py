@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
     Cells = numpy.ndarray[Any, Any]
 
-OPTIONS: Mapping[str, Any] = {
-    "home": "",  # of the store; "": as JOBLENS_HOME and the like say
-    "compact_seconds": 600.0,  # between two cycles of compaction, at least; 0: never
-    "retain_days": 0,  # older samples and records are removed; 0: never
-}
 # What waits in memory, and what of one set is decoded at once; more goes into further files.
 _PENDING_BYTES = 40 << 20
 _SET_BYTES = 24 << 20
@@ -51,12 +46,18 @@ _WHOSE = ("cluster", "jobid", "node")  # columns that every file has
 _Kind = tuple[bytes, int]  # layout and ticks: what can be decoded together
 
 
-def open_sink(place: Place, options: Mapping[str, Any]) -> LakeSink:
+class Options(NamedTuple):
+    home: str = ""  # of the store; "": as JOBLENS_HOME and the like say
+    compact_seconds: float = 600.0  # between two cycles of compaction, at least; 0: never
+    retain_days: int = 0  # older samples and records are removed; 0: never
+
+
+def open_sink(place: Place, options: Options) -> LakeSink:
     from joblens.hub.tail import Source, announce
 
-    home = make_home(find_home(options["home"] or None))
+    home = make_home(find_home(options.home or None))
     announce(home.path, Source(place.hub, place.home.absolute(), place.name, Checker.own_rows_only))
-    return LakeSink(place.hub, home, options["compact_seconds"], options["retain_days"])
+    return LakeSink(place.hub, home, options.compact_seconds, options.retain_days)
 
 
 def prepare(description: Description) -> None:

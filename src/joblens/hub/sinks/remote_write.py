@@ -10,9 +10,9 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from joblens import __version__
@@ -26,14 +26,8 @@ from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
 from joblens.store.tsdb.promql import authorization
 from joblens.wire.snappy import compress
 
-OPTIONS: Mapping[str, Any] = {
-    "url": "",  # such as http://127.0.0.1:9090/api/v1/write; it is needed
-    "token_file": "",  # holds what is sent as Authorization: a token, or USER:PASSWORD
-    "ca_file": "",  # of a private CA, for https
-    "timeout": 30.0,
-    # Sets with very many series.
-    "skip": ["process", "thread", "process_pss", "gpu_process", "cgroup", "process_end", "thread_end"],
-}
+# Sets with very many series.
+_MANY = ["process", "thread", "process_pss", "gpu_process", "cgroup", "process_end", "thread_end"]
 _REQUEST_SAMPLES = 20_000
 _MOST_VALUES = 4_000_000  # in memory, of all nodes
 # The fault is in what was sent, and will be the same the next time. All else may pass, a wrong token too.
@@ -47,13 +41,21 @@ class Request(NamedTuple):
     series: list[tuple[Columns, list[list[Name]]]]
 
 
-def open_sink(place: Place, options: Mapping[str, Any]) -> RemoteWriteSink:
+class Options(NamedTuple):
+    url: str = ""  # such as http://127.0.0.1:9090/api/v1/write; it is needed
+    token_file: str = ""  # holds what is sent as Authorization: a token, or USER:PASSWORD
+    ca_file: str = ""  # of a private CA, for https
+    timeout: float = 30.0
+    skip: Sequence[str] = _MANY  # sets
+
+
+def open_sink(place: Place, options: Options) -> RemoteWriteSink:
     where = f"hub.sinks.{place.name}"
-    address = urlsplit(options["url"])
+    address = urlsplit(options.url)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(f"{where}.url is needed, such as http://127.0.0.1:9090/api/v1/write")
-    server = Server(options["url"], options["token_file"], options["ca_file"], options["timeout"])
-    return RemoteWriteSink(server, place.folder / "sent", frozenset(options["skip"]))
+    server = Server(options.url, options.token_file, options.ca_file, options.timeout)
+    return RemoteWriteSink(server, place.folder / "sent", frozenset(options.skip))
 
 
 class RefusedError(Exception):
