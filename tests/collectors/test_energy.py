@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.sampler import Sampler
-from joblens.attribution.energy import NodeEnergy, node_energy, share
+from joblens.analysis.energy import NodeEnergy, node_energy, share
 from joblens.collectors.energy.collector import energy
 from joblens.collectors.energy.cray import parse_counter
 from joblens.collectors.energy.rapl import Counter

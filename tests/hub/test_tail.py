@@ -13,10 +13,17 @@ import pytest
 from joblens.core.files import list_names
 from joblens.hub.cursors import Cursor, read_cursor, save_cursor
 from joblens.hub.groups import Group
-from joblens.hub.scratch import open_scratch
 from joblens.hub.segments import Record, Segment, pack_record, seal
 from joblens.hub.sinks.lake import LakeSink
-from joblens.hub.tail import Source, announce, find_sources, open_lake, parse_source, read_entries
+from joblens.hub.tail import (
+    Source,
+    announce,
+    find_sources,
+    open_lake,
+    open_scratch,
+    parse_source,
+    read_entries,
+)
 from joblens.jobs.live import summarise_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import Home, find_home, make_home
@@ -265,10 +272,10 @@ def test_reports_at_the_same_time_share_one_limit(site: Site, monkeypatch: pytes
 
 def test_folders_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are removed by the next report; those in use, new ones and other files stay."""
-    monkeypatch.setattr("joblens.hub.scratch._IN_MEMORY", str(tmp_path))
+    monkeypatch.setattr("joblens.hub.tail._IN_MEMORY", str(tmp_path))
     script = (
-        "import os, signal, sys; from joblens.hub import scratch; scratch._IN_MEMORY = sys.argv[1]\n"
-        "with scratch.open_scratch(): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys; from joblens.hub import tail; tail._IN_MEMORY = sys.argv[1]\n"
+        "with tail.open_scratch(): os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     (left,) = tmp_path.iterdir()

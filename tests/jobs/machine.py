@@ -12,8 +12,7 @@ from joblens.collectors.process.collector import ProcessKey
 from joblens.core.model import ABSENT, NO_KEY, Key, Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.follow import Follower, Options
-from joblens.jobs.inferred import Inferred, Thresholds
-from joblens.jobs.node_size import NodeSizes
+from joblens.jobs.inferred import Inferred, NodeSizes, Thresholds
 from joblens.jobs.state import State
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter, JobRow

@@ -17,8 +17,7 @@ from joblens.core.lock import open_lock
 from joblens.hub.sink import FollowTask, end_with_the_hub, log, read_task
 from joblens.jobs.follow import SHORT_STEP, Follower, Log, Options
 from joblens.jobs.inferred import NAME as INFERRED
-from joblens.jobs.inferred import Inferred, Thresholds
-from joblens.jobs.node_size import NodeSizes
+from joblens.jobs.inferred import Inferred, NodeSizes, Thresholds
 from joblens.jobs.state import State
 from joblens.schedulers.facts import Scheduler
 from joblens.store.catalog.choice import open_catalog

@@ -11,10 +11,14 @@ locked.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import shutil
+import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -37,7 +41,6 @@ from joblens.hub.entries import (
 )
 from joblens.hub.groups import Group
 from joblens.hub.identity import read_identity
-from joblens.hub.scratch import open_scratch
 from joblens.hub.segments import NUMBERED, Record, Segment, load_skips
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import Home, find_home, make_home
@@ -47,6 +50,9 @@ from joblens.store.location import safe_name
 
 _HUB_FILE = re.compile(r"([0-9a-f]{12})\.hub", re.ASCII)
 _HEAD_BYTES = 512  # enough for the head of most entries
+_PREFIX = "joblens-tail-"  # of temporary folders
+_IN_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is created in it)
+_NEW_SECONDS = 600.0  # in which a folder without a lock is kept: its owner may be about to lock it
 _MOST_BYTES = 256 << 20  # of batches that are read for reports at the same time
 _ATTEMPTS = 5
 Node = tuple[str, str]  # cluster and name
@@ -299,3 +305,40 @@ def _store(tail: Tail, home: Home) -> tuple[str, ...]:
     sink.checker.own_rows_only = tail.source.own_rows_only
     numbers = [segment.number for segment in tail.segments]
     return sink.take_group(Group(min(numbers), max(numbers), list(tail.segments))).problems
+
+
+# Temporary folders in memory. What a killed process has left is removed by the next one.
+
+
+@contextmanager
+def open_scratch() -> Iterator[Path]:
+    """Yield a private folder. It is locked while it is used, whatever happens to its process."""
+    parent = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    remove_leftovers(parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as folder:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # where folders cannot be locked, nothing is removed either
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(folder)
+        finally:
+            os.close(fd)
+
+
+def remove_leftovers(parent: str) -> None:
+    """Remove the folders of this user that no process uses."""
+    for name in list_names(parent):
+        if name.startswith(_PREFIX):
+            with suppress(OSError):  # in use, of another user, or gone
+                _remove_unused(f"{parent}/{name}")
+
+
+def _remove_unused(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _NEW_SECONDS:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+    finally:
+        os.close(fd)

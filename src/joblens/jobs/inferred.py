@@ -22,7 +22,9 @@ from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.listing import Identity
 from joblens.store.catalog.queries import Run
+from joblens.store.lake.lake import Lake
 from joblens.store.lake.watermarks import Unread
+from joblens.store.reader import Span
 
 Node = tuple[str, str]  # cluster and name
 
@@ -36,7 +38,15 @@ _SAME = 2.0  # seconds by which the start of one run may differ from one reading
 _MOST_PENDING = 100_000  # rows of one node
 _LONGEST_NAME = 256
 _INFERRED = "regexp_full_match(jobid, '[gs][0-9]{1,18}')"
-_KNOWN = {"time": "TIMESTAMP_NS", "cluster": "VARCHAR", "jobid": "VARCHAR", "node": "VARCHAR"}
+_OF_NODES = {"time": "TIMESTAMP_NS", "cluster": "VARCHAR", "node": "VARCHAR"}
+_KNOWN = _OF_NODES | {"jobid": "VARCHAR"}
+_SIZE_SECONDS = 300.0  # of samples that are read for the size of a node
+_OF_NODE = (
+    "cluster = $cluster AND node = $node "
+    "AND time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last)"
+)
+_CORES = f"SELECT count(DISTINCT cpu) FROM {{lake}} WHERE {_OF_NODE} AND cpu <> 'total'"  # noqa: S608
+_MEMORY = f"SELECT max(mem_total_bytes) FROM {{lake}} WHERE {_OF_NODE}"  # noqa: S608
 _OF_JOB = _KNOWN | {"cpu_seconds": "DOUBLE"}
 _TIMES = "epoch_ns(min(time)) / 1e9, epoch_ns(max(time)) / 1e9"
 _MINUTE = "epoch_ns(time) // 60_000_000_000"  # a node needs as long to restart
@@ -95,10 +105,35 @@ class Recorded(Protocol):
     def report(self, identity: Identity) -> JobRecord: ...
 
 
-class Sizes(Protocol):
-    """joblens.jobs.node_size"""
+class NodeSizes:
+    """The cores and the memory of nodes, by their samples: what a job without a queue may use there."""
 
-    def of(self, cluster: str, node: str, moment: float) -> Resources: ...
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._known: dict[tuple[str, str], Resources] = {}
+
+    def of(self, cluster: str, node: str, moment: float) -> Resources:
+        """As of the first time that it was known."""
+        found = self._known.get((cluster, node)) or self._read(cluster, node, moment)
+        if found.cores is not None and found.memory_bytes is not None:
+            self._known[cluster, node] = found
+        return found
+
+    def _read(self, cluster: str, node: str, moment: float) -> Resources:
+        span = Span("", moment - _SIZE_SECONDS, moment)
+        cores = self._ask("cpu", {"cpu": "VARCHAR"}, _CORES, span, cluster, node)
+        memory = self._ask("memory", {"mem_total_bytes": "BIGINT"}, _MEMORY, span, cluster, node)
+        return Resources(nodes=1, cores=float(cores) if cores else None, memory_bytes=memory or None)
+
+    def _ask(
+        self, set_name: str, columns: dict[str, str], query: str, span: Span, cluster: str, node: str
+    ) -> int | None:
+        times = span.nanoseconds()
+        files = self._lake.files(set_name, span.dates(), times=(times["first"], times["last"]))
+        rows = self._lake.query(
+            files, _OF_NODES | columns, query, {"cluster": cluster, "node": node, **times}
+        )
+        return rows[0][0] if rows else None
 
 
 class Inferred:
@@ -113,7 +148,7 @@ class Inferred:
         unread: Unread,
         watermarks: Watermarks,
         catalog: Recorded,
-        sizes: Sizes,
+        sizes: NodeSizes,
         thresholds: Thresholds,
         away_seconds: float,
         clock: Callable[[], float] = time.time,

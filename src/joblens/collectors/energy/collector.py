@@ -1,7 +1,7 @@
 """`energy`: energy counters and power readings of the node's meters.
 
 Meters overlap: a processor's package includes its cores, the meter of a node includes all. The label
-`part_of` says so; joblens.attribution.energy selects what may be added.
+`part_of` says so; joblens.analysis.energy selects what may be added.
 """
 
 from __future__ import annotations
