@@ -25,6 +25,7 @@ from joblens.store.lake.lake import Lake
 from joblens.store.location import begin
 from joblens.store.pending import settle
 from joblens.wire.batch import Batch
+from joblens.wire.header import Head
 
 _LIBRARIES = ("numpy", "duckdb")
 
@@ -33,7 +34,7 @@ def store_one(clock: Clock) -> None:
     with tempfile.TemporaryDirectory(prefix="joblens-bench-") as path:
         home = make_home(find_home(path))
         facts = collect(Host(), ["true"], "", {}, 1.0)
-        folder = Path(begin(str(home.path), facts._asdict()))
+        folder = Path(begin(str(home.path), facts.id, facts._asdict()))
         clock.time("two samples, written as a batch", lambda: _sample(facts, folder))
         found = ingest.Incoming(folder, read(facts._asdict(), JobFacts), read(_end(), JobEnd))
         record = clock.time("analysis, writing the record", lambda: complete(home, found))
@@ -49,7 +50,7 @@ def _sample(facts: RunFacts, folder: Path) -> None:
     watcher, batch = Sampler(Host(), facts, os.getpid()), Batch()
     batch.add(watcher.sample())
     batch.add(watcher.sample())
-    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
+    head: Head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
     write_whole(str(folder / "00000001.batch"), batch.encode({**head, "sequence": 1}))
 
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Iterable
 
 from bench.interpreters import Interpreter
 from bench.messages import SETS, VALUES, Messages
@@ -23,6 +23,7 @@ from joblens.hub.sinks.remote_write import RemoteWriteSink, Server
 from joblens.store.home import find_home, make_home
 from joblens.store.lake.compact import compact
 from joblens.wire.batch import Batch
+from joblens.wire.header import Head
 
 _NODES, _TICKS, _BATCHES, _ROUNDS = 200, 10, 3, 5
 _LDMS_BYTES, _LDMS_SECONDS = 7.0, 16e-6
@@ -143,7 +144,7 @@ def _encode(ticks: list[list[Sample]]) -> bytes:
     batch = Batch()
     for samples in ticks:
         batch.add(samples)
-    header: dict[str, Any] = {"cluster": "bench", "node": "n1", "jobs": [["bench", "1", "n1", "u", 1000]]}
+    header: Head = {"cluster": "bench", "node": "n1", "jobs": [["bench", "1", "n1", "u", 1000]]}
     return batch.encode(header)
 
 

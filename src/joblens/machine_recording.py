@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from joblens import __version__
 from joblens.agent.sampler import Log, Sampler
@@ -289,14 +289,13 @@ def _passwd(users: Mapping[int, str], names: Names) -> bytes:
 def _facts(host: Recorder, replace: Replacer) -> bytes:
     import json
 
-    facts: Dict[str, Any] = {
+    programs = {pid: [replace.path(it.path), it.uid, it.mode] for pid, it in host.programs.items()}
+    facts = {
         "time_ns": host.now_ns(),
         "page_size": host.page_size,
         "space": {replace.path(path): list(space) for path, space in sorted(host.spaces.items())},
+        **({"programs": programs} if programs else {}),  # that were verified
     }
-    if host.programs:  # that were verified
-        programs = host.programs.items()
-        facts["programs"] = {pid: [replace.path(it.path), it.uid, it.mode] for pid, it in programs}
     return json.dumps(facts, indent=1).encode() + b"\n"
 
 

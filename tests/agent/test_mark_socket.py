@@ -21,7 +21,7 @@ from joblens.agent.event_loop import Events
 from joblens.agent.http_server import Request, Response, Server, body_length
 from joblens.core.errors import OutsideError
 from joblens.run.mark_client import _find_sockets, send
-from joblens.wire.marks import LARGEST
+from joblens.wire.marks import LARGEST, Mark, Message
 from services.running import Agent, running_agent
 from small_hub import SmallHub, small_hub
 from waiting import PATIENCE, wait_for
@@ -324,7 +324,7 @@ def test_sockets_that_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             door.bind("\0" + name)
             door.listen()
         with pytest.raises(OutsideError, match="before all agents were asked"):
-            send("/mark", {"kind": "start", "text": "x"}, {})
+            send(Message([Mark("start", "x")]), {})
 
 
 # The server itself

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,8 +31,10 @@ def message(sequence: int, boot: str = "b1", gaps: list[Gap] | None = None, size
     batch = Batch()
     batch.add([Sample(sequence * 1000, Rows(SCHEMA, NO_KEY, [sequence]))])
     filling = os.urandom(size).hex()  # which deflates to little more than its size
-    head = {"boot": boot, "sequence": sequence, "from_ns": sequence * 1000, "to_ns": sequence * 1000 + 5}
-    return batch.encode({**head, "updates": 1, "gaps": gaps or [], "filling": filling})
+    times = {"from_ns": sequence * 1000, "to_ns": sequence * 1000 + 5}
+    what = {"boot": boot, "sequence": sequence, "updates": 1, "gaps": gaps or []}
+    head: Any = {**what, **times, "filling": filling}
+    return batch.encode(head)
 
 
 @contextmanager

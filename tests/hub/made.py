@@ -75,7 +75,7 @@ def encode(
 ) -> bytes:
     batch = Batch()
     batch.add(samples)
-    header = {
+    header: Any = {
         "version": 1,
         "cluster": "lab",
         "node": node,
@@ -83,7 +83,7 @@ def encode(
         "sequence": sequence,
         "jobs": [[it.cluster, it.job, node, it.user, it.uid] for it in jobs],
     }
-    return batch.encode({**header, **more})
+    return batch.encode(header | more)
 
 
 def write_segment(

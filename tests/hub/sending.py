@@ -30,7 +30,7 @@ SCHEMA = Schema("cpu", ("core",), (Column("user", COUNTER, ""), Column("system",
 KEYS = ((0,), (1,))
 
 
-def make_header(sequence: int, node: str = "n1", **more: Any) -> dict[str, Any]:
+def make_header(sequence: int, node: str = "n1", **more: Any) -> Any:
     return {
         "version": 1,
         "cluster": "lab",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -177,7 +178,7 @@ def test_headers(hub: Hub, change: dict[str, object], status: int) -> None:
 
 def test_an_older_agent(hub: Hub, sender: Sender) -> None:
     """With nothing but what tells which batch it is."""
-    header = {key: make_header(1)[key] for key in ("cluster", "node", "boot", "sequence")}
+    header: Any = {key: make_header(1)[key] for key in ("cluster", "node", "boot", "sequence")}
     assert sender.send(Batch().encode(header)).status == 200
     assert [node["node"] for node in hub.sets()["nodes"]] == ["n1"]
 

@@ -16,6 +16,7 @@ from joblens.store.lake.lake import Lake
 from joblens.store.pending import find_reader, settle
 from joblens.store.reader import LakeReader, Span
 from joblens.wire.batch import Batch
+from joblens.wire.header import Head
 from store.made import START, begin_job, finish, incoming, make_end, make_facts, new_home
 
 _NS = int(START * 1e9)
@@ -116,7 +117,7 @@ def test_the_rows_of_an_agent_complete_the_records(tmp_path: Path) -> None:
             ),
         ]
     )
-    head = {"cluster": "", "node": "c1", "boot": "b", "id": "a", "sequence": 40}
+    head: Head = {"cluster": "", "node": "c1", "boot": "b", "id": "a", "sequence": 40}
     (found.folder / "00000040.batch").write_bytes(batch.encode(head))
     data = complete(home, found).data
     assert data.processes == ProcessCounts(ended=8, exact=3, sampled=1, counted=4)

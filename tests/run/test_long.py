@@ -15,11 +15,12 @@ from joblens.run import batches as batches_module
 from joblens.run.batches import Batches
 from joblens.run.clock import Clock, start_clock
 from joblens.wire.batch import decode
+from joblens.wire.header import Head
 from waiting import PATIENCE, wait_for
 
 from .running import Stand, load, sampler_of
 
-FACTS = {"cluster": "c", "id": "r1", "node": "n", "boot": "b", "start": 1.0}
+FACTS: Head = {"cluster": "c", "id": "r1", "node": "n", "boot": "b"}
 ROWS = Rows(Schema("s", ("k",), (Column("v", GAUGE, ""),)), (("a",),), [1])
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from joblens.run.clock import Clock
 from joblens.run.mark_file import JobMarks, write_mark
-from joblens.wire.marks import LONGEST_TEXT
+from joblens.wire.marks import LONGEST_TEXT, Mark, Message
 from run.running import JOBLENS, Stand
 
 J = " ".join(JOBLENS)
@@ -139,7 +139,7 @@ def test_times_are_not_believed(tmp_path: Path) -> None:
     """Before the last look, or in the future: then it was at the last look, or is now."""
     reader = marks_of(tmp_path)
     reader.read()
-    write_mark(str(tmp_path), "/mark", {"text": "now"})
+    write_mark(str(tmp_path), Message([Mark("moment", "now")]))
     lines = [{"path": "/mark", "boot_ns": boot, "body": {"text": str(boot)}} for boot in (-(10**30), 10**30)]
     with (tmp_path / "marks").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -179,9 +179,9 @@ def test_no_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("")
     (tmp_path / "marks").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
-        write_mark(str(tmp_path), "/mark", {"text": "x"})
+        write_mark(str(tmp_path), Message([Mark("moment", "x")]))
     (tmp_path / "marks").unlink()
     os.mkfifo(tmp_path / "marks")
     with pytest.raises(OSError, match="No such device"):
-        write_mark(str(tmp_path), "/mark", {"text": "x"})
+        write_mark(str(tmp_path), Message([Mark("moment", "x")]))
     assert (tmp_path / "target").read_text() == ""

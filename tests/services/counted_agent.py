@@ -59,9 +59,9 @@ def be_newer() -> None:
     """A version to come, that tells more than this one."""
     encode = Batch.encode
 
-    def encode_more(self: Batch, head: dict[str, Any]) -> bytes:
+    def encode_more(self: Batch, head: Any) -> bytes:
         more = {name: [[*it, "more", {"of": 1}] for it in head[name]] for name in ("sets", "jobs", "gaps")}
-        return encode(self, {**head, **more, "agent": "99.0", "colour": {"sky": ["blue", None, 1.5]}})
+        return encode(self, head | more | {"agent": "99.0", "colour": {"sky": ["blue", None, 1.5]}})
 
     Batch.encode = encode_more  # type: ignore[method-assign]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from typing import Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from joblens import __version__
 from joblens.agent.sampler import Log, Sampler, ticks
@@ -19,6 +19,9 @@ from joblens.core.host import Host
 from joblens.core.model import ABSENT, COUNTER, GAUGE, NO_KEY, Column, Rows, Sample, Schema
 from joblens.wire.batch import Batch
 from joblens.wire.frame import VERSION
+
+if TYPE_CHECKING:
+    from joblens.wire.header import Head
 
 PUSH = Schema(
     "push",
@@ -179,7 +182,7 @@ class Pusher:
             return
         self._add_jobs()
         item, boot, gaps = self.spool.next_batch()
-        header = {
+        header: Head = {
             "version": VERSION,
             "cluster": self._cluster,
             "node": self._node,

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections import deque
 from contextlib import suppress
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from joblens.agent.gaps import Gaps
 from joblens.core.errors import ConfigError, MalformedError, sentence
@@ -173,8 +173,8 @@ class Spool:
         boots: Dict[int, str] = {before.turn: before.boot} if before is not None and before.turn else {}
         for item in found:
             if item.turn not in boots:
-                boot = self._describe(item).get("boot")
-                if isinstance(boot, str):
+                boot = self._read_boot(item)
+                if boot is not None:
                     boots[item.turn] = boot
         return boots
 
@@ -442,11 +442,12 @@ class Spool:
         except OSError:
             return b""
 
-    def _describe(self, item: Item) -> Dict[str, Any]:
+    def _read_boot(self, item: Item) -> Optional[str]:
         try:
-            return read_header(self._peek(item))
+            boot = read_header(self._peek(item)).get("boot")
         except MalformedError:
-            return {}
+            return None
+        return boot if isinstance(boot, str) else None
 
     def _gap(self, item: Item, message: bytes, why: str) -> Gap:
         try:

@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from joblens.cli.findings import Finding, print_findings
 from joblens.core.errors import JoblensError, OutsideError, PrivilegeError, sentence
@@ -166,7 +165,7 @@ def _joblens(folder: Path, *words: str, code: int = 0) -> str:
     return _call(folder, *python_command("joblens", *words), code=code)
 
 
-def _counts(folder: Path, job: str) -> dict[str, Any]:
+def _counts(folder: Path, job: str) -> dict[str, int]:
     found = json.loads(_joblens(folder, "job", job, "--json"))
     return dict(found["data"]["processes"])
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.wire.marks import MOST_AT_ONCE, parse_fom
+    from joblens.wire.marks import MOST_AT_ONCE, Message, parse_fom
 
     if len(options.figures) > MOST_AT_ONCE:
         raise UsageError(f"{len(options.figures)} figures given; the limit is {MOST_AT_ONCE}")
@@ -32,5 +32,4 @@ def run(options: argparse.Namespace) -> int:
             if "=" not in text:
                 raise UsageError(str(error)) from None
             code = not_stored("fom", error, options.strict)  # computed by a program, such as nan
-    body = {"foms": [fom._asdict() for fom in foms]}
-    return max(code, hand_over("fom", body, options.strict)) if foms else code
+    return max(code, hand_over("fom", Message(list(foms)), options.strict)) if foms else code

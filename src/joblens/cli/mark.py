@@ -3,9 +3,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Mapping
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import OutsideError, UsageError, sentence
+
+if TYPE_CHECKING:
+    from joblens.wire.marks import Message
 
 EXAMPLE = """example:
   joblens mark start "time steps"
@@ -31,7 +34,7 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from joblens.wire.marks import LONGEST_TEXT, MOMENT, START, STOP, clean
+    from joblens.wire.marks import LONGEST_TEXT, MOMENT, START, STOP, Mark, Message, clean
 
     kind, words = MOMENT, options.words
     if words[0] in (START, STOP):
@@ -39,14 +42,14 @@ def run(options: argparse.Namespace) -> int:
     text = clean(" ".join(words), LONGEST_TEXT)
     if not text:
         raise UsageError(f"no text given: joblens mark {'' if kind == MOMENT else kind + ' '}TEXT")
-    return hand_over("mark", {"kind": kind, "text": text}, options.strict)
+    return hand_over("mark", Message([Mark(kind, text)]), options.strict)
 
 
-def hand_over(what: str, body: Mapping[str, object], strict: bool) -> int:
+def hand_over(what: str, message: Message, strict: bool) -> int:
     from joblens.run.mark_client import send
 
     try:
-        send(f"/{what}", body, os.environ)
+        send(message, os.environ)
     except (OutsideError, OSError) as error:
         return not_stored(what, error, strict)
     return 0

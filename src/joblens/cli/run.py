@@ -142,10 +142,10 @@ def _prepare(command: list[str], name: str, tags: dict[str, str], interval: floa
     facts = facts._replace(supervisor=supervisor, pid_namespace=read_pid_namespace())
     for _ in range(_ATTEMPTS):
         try:
-            return Job(facts, store, begin(store, facts._asdict()), limiting)
+            return Job(facts, store, begin(store, facts.id, facts._asdict()), limiting)
         except FileExistsError:  # of a job that began in the same second
             facts = facts._replace(id=new_job_id())
-    return Job(facts, store, begin(store, facts._asdict()), limiting)
+    return Job(facts, store, begin(store, facts.id, facts._asdict()), limiting)
 
 
 def _prepare_capture(job: Job) -> Capture | None:
@@ -290,7 +290,7 @@ def _complete(job: Job, data: bytes, quiet: bool) -> None:
     _report(find_home(job.store), found, quiet)
 
 
-def describe_end(ended: Ended) -> dict[str, object]:
+def describe_end(ended: Ended) -> object:
     """Return the fields of JobEnd."""
     signal = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
     return {

@@ -184,22 +184,22 @@ def _press(view: View, key: str, height: int) -> View:
         return view._replace(sort=_SORT_KEYS[key], reverse=again and not view.reverse, scroll=0)
     if key in ("+", "-"):
         return view._replace(every=_step(view.every, 1 if key == "+" else -1))
-    changes: dict[str, dict[str, Any]] = {
-        "tab": {"panel": _PANELS[view.panel], "scroll": 0},
-        "r": {"reverse": not view.reverse},
-        "/": {"typing": True, "wanted": "", "scroll": 0},
-        "escape": {"wanted": ""},
-        " ": {"paused": not view.paused},
-        "p": {"paused": not view.paused},
-        "?": {"help": True},
-        "h": {"help": True},
-        "home": {"scroll": 0},
-        "up": {"scroll": max(view.scroll - 1, 0)},
-        "down": {"scroll": _lower(view, view.scroll + 1)},
-        "page up": {"scroll": max(view.scroll - height // 2, 0)},
-        "page down": {"scroll": _lower(view, view.scroll + height // 2)},
+    changes = {
+        "tab": view._replace(panel=_PANELS[view.panel], scroll=0),
+        "r": view._replace(reverse=not view.reverse),
+        "/": view._replace(typing=True, wanted="", scroll=0),
+        "escape": view._replace(wanted=""),
+        " ": view._replace(paused=not view.paused),
+        "p": view._replace(paused=not view.paused),
+        "?": view._replace(help=True),
+        "h": view._replace(help=True),
+        "home": view._replace(scroll=0),
+        "up": view._replace(scroll=max(view.scroll - 1, 0)),
+        "down": view._replace(scroll=_lower(view, view.scroll + 1)),
+        "page up": view._replace(scroll=max(view.scroll - height // 2, 0)),
+        "page down": view._replace(scroll=_lower(view, view.scroll + height // 2)),
     }
-    return view._replace(**changes.get(key, {}))
+    return changes.get(key, view)
 
 
 def _lower(view: View, scroll: int) -> int:

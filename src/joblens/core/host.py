@@ -18,7 +18,7 @@ from joblens.core.named_tuple import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+    from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 _CHUNK = 1 << 16
 # /proc/interrupts of a machine with a thousand cores is a few MiB. More than this is not a kernel file.
@@ -54,6 +54,15 @@ class Program(NamedTuple):
     mode: int
 
 
+class _Facts(NamedTuple):
+    """What a recording has of its machine beside its files."""
+
+    time_ns: int = 0
+    page_size: int = 0
+    space: Mapping[str, List[int]] = {}
+    programs: Optional[Mapping[str, List[Any]]] = None
+
+
 class Host:
     def __init__(self, root: str = "/") -> None:
         self._open: Dict[str, int] = {}
@@ -63,8 +72,8 @@ class Host:
         self._most_open = max(allowed // 4, 64) if allowed > 0 else 4096
         self._users: Dict[int, str] = {}
         self._lookups: Dict[Union[int, str], _Lookup] = {}
-        self._facts: Dict[str, Any] = {} if self.live else self._read_facts()
-        self.page_size = int(self._facts.get("page_size", 0)) or os.sysconf("SC_PAGE_SIZE")
+        self._facts = _Facts() if self.live else self._read_facts()
+        self.page_size = self._facts.page_size or os.sysconf("SC_PAGE_SIZE")
         self.uid = os.geteuid()
 
     def read(self, path: str) -> bytes:
@@ -160,7 +169,7 @@ class Host:
             path = f"/proc/{pid}/exe"
             found = os.stat(path)
             return Program(os.readlink(path), found.st_uid, found.st_mode)
-        programs = self._facts.get("programs")
+        programs = self._facts.programs
         if programs is None:
             return None
         if str(pid) not in programs:
@@ -191,7 +200,7 @@ class Host:
         return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else ""
 
     def now_ns(self) -> int:
-        return time.time_ns() if self.live else int(self._facts.get("time_ns", 0))
+        return time.time_ns() if self.live else self._facts.time_ns
 
     def since_boot_ns(self) -> int:
         """Time since boot as in the kernel's log: without suspend."""
@@ -214,7 +223,7 @@ class Host:
 
     def space(self, path: str) -> Optional[Space]:
         if not self.live:
-            recorded = self._facts.get("space", {}).get(path)
+            recorded = self._facts.space.get(path)
             return Space(*recorded) if recorded else None
         found = os.statvfs(path)
         return Space(
@@ -280,17 +289,16 @@ class Host:
             return []
         return [(fields[0], fields[2]) for line in lines for fields in [line.split(":")] if len(fields) > 2]
 
-    def _read_facts(self) -> Dict[str, Any]:
+    def _read_facts(self) -> _Facts:
         try:
             facts = parse_json(self.read_once(_FACTS))
         except FileNotFoundError:
-            return {}
+            return _Facts()
         except (ValueError, RecursionError):
             facts = None
         if not _are_facts(facts):
             raise MalformedError(self.root + _FACTS, "not written by joblens record")
-        found: Dict[str, Any] = facts
-        return found
+        return _Facts(**{name: facts[name] for name in _Facts._fields if name in facts})
 
 
 def _are_facts(facts: Any) -> bool:

@@ -17,6 +17,7 @@ from joblens.core.model import Rows, Sample
 from joblens.record.job import JobFacts
 from joblens.store.ingest import Incoming
 from joblens.wire.batch import Batch
+from joblens.wire.header import Head
 
 # Repeated after a crash, the same batches are written again: their numbers follow those of all samples.
 _FIRST = 50_000_000
@@ -81,5 +82,5 @@ def _chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
 def _write(found: Incoming, number: int, sample: Sample) -> None:
     facts, batch = found.facts, Batch()
     batch.add([sample])
-    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
+    head: Head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot or "", "id": facts.id}
     write_whole(str(found.folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))

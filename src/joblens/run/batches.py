@@ -11,7 +11,9 @@ from joblens.wire.batch import Batch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Tuple
+    from typing import List, Tuple
+
+    from joblens.wire.header import Head
 
 # A batch is written after this many seconds or values: they bound what a crash loses, and memory. The first
 # ones are written sooner, because most jobs are short.
@@ -21,7 +23,7 @@ _MOST_UNWRITTEN = 16 << 20  # bytes of batches after failed writes
 
 
 class Batches:
-    def __init__(self, folder: str, head: Dict[str, Any]) -> None:
+    def __init__(self, folder: str, head: Head) -> None:
         self.folder, self.head = folder, head
         self.batch = Batch()
         self.sequence = 0

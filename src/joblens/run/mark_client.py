@@ -12,6 +12,7 @@ from joblens.agent.mark_socket import mark_socket_name, own_job
 from joblens.core.errors import OutsideError, ServerError, sentence
 from joblens.run.mark_file import find_run, write_mark
 from joblens.run.spawn import VARIABLE
+from joblens.wire.marks import Message
 from joblens.wire.peers import unix_peer
 
 _SECONDS = 3.0  # for the answer of one agent
@@ -27,22 +28,22 @@ class _Answer(NamedTuple):
     text: str
 
 
-def send(path: str, body: Mapping[str, object], environment: Mapping[str, str]) -> None:
+def send(message: Message, environment: Mapping[str, str]) -> None:
     """Raises OutsideError or OSError if no run or agent accepts it."""
     folder = find_run(environment)
     if folder:
-        write_mark(folder, path, body)
+        write_mark(folder, message)
         return
     job = own_job(environment)
     # Without a job id, agents that see this process come before agents that see any job of this user.
-    rounds = [dict(body, job=job)] * 2 if job else [dict(body, own=True), body]
+    rounds = [message._replace(job=job)] * 2 if job else [message._replace(own=True), message]
     names, until = _find_sockets(environment, job), time.monotonic() + _ALL_SECONDS
     problems: List[str] = []
     for number, request in enumerate(rounds):
         problems = []
         if number and job:
             time.sleep(_RETRY_SECONDS)
-        if _accepted(names, path, request, until, problems):
+        if _accepted(names, request, until, problems):
             return
         if not any(text.startswith(_NO_JOB) for text in problems):
             break
@@ -50,16 +51,14 @@ def send(path: str, body: Mapping[str, object], environment: Mapping[str, str]) 
     raise OutsideError("; ".join(problems) or f"no joblens agent is running on this node{stale}")
 
 
-def _accepted(
-    names: List[str], path: str, body: Mapping[str, object], until: float, problems: List[str]
-) -> bool:
+def _accepted(names: List[str], message: Message, until: float, problems: List[str]) -> bool:
     """Whether one of the agents has accepted it."""
     for name in names:
         if time.monotonic() >= until:
             problems.append(f"timed out after {_ALL_SECONDS:g} s before all agents were asked")
             return False
         try:
-            answer = _post(name, path, body)
+            answer = _post(name, message)
         except (OSError, ServerError) as error:
             if not isinstance(error, ConnectionRefusedError):
                 problems.append(sentence(error))
@@ -108,12 +107,13 @@ def _listening() -> List[str]:
         return []
 
 
-def _post(name: str, path: str, body: Mapping[str, object]) -> _Answer:
+def _post(name: str, message: Message) -> _Answer:
     import json
 
-    data = json.dumps(body).encode()
+    data = json.dumps(message.plain()).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"POST {message.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
     )
     with socket.socket(socket.AF_UNIX) as channel:
         channel.settimeout(_SECONDS)

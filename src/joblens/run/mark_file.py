@@ -29,12 +29,12 @@ _LONGEST_LINE = 20_000
 _MOST_ANCESTORS = 1000
 
 
-def write_mark(folder: str, path: str, body: Mapping[str, object]) -> None:
+def write_mark(folder: str, message: Message) -> None:
     """Raises OSError or OutsideError."""
     import json
 
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    line = json.dumps({"path": path, "boot_ns": boot, "body": body}).encode() + b"\n"
+    line = json.dumps({"path": message.path, "boot_ns": boot, "body": message.plain()}).encode() + b"\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(os.path.join(folder, _FILE), flags, 0o600)
     try:

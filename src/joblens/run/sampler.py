@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from joblens.run.facts import RunFacts
     from joblens.run.gpus import JobGpus
+    from joblens.wire.header import Head
 
     Found = TypeVar("Found")
     Read = Callable[[], Tuple[Rows, ...]]
@@ -206,7 +207,7 @@ def run_sampler(
 ) -> List[str]:
     """Sample until the command has ended. Return the problems."""
     _forward(signals, pipes.signals)
-    head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
+    head: Head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot, "id": facts.id}
     command = _read_pid(pipes.control)
     if not command:  # it could not be started
         return []

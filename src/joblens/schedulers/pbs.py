@@ -90,7 +90,7 @@ def parse_pbs(text: str) -> ParseResult:
     return ParseResult([_job(job, id) for id, job in known if id[2] != ""], len(entries) - len(known))
 
 
-def _job(job: dict[str, Any], id: re.Match[str]) -> BatchJob:
+def _job(job: Any, id: re.Match[str]) -> BatchJob:
     letter = _text(job, "job_state")
     has_ended, waits = letter in _ENDED, letter in _WAIT
     start = None if waits else _time(job, "stime")

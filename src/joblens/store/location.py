@@ -13,7 +13,7 @@ from joblens.core.json_file import render_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 INCOMING, WAITING = "incoming", "waiting"
 FACTS, END = "job.json", "end.json"
@@ -115,12 +115,11 @@ def make_folders(store: str) -> None:
         raise OutsideError(f"cannot create the store {store}") from error
 
 
-def begin(store: str, facts: Mapping[str, object]) -> str:
-    """Return the folder for the batches of a job that starts.
+def begin(store: str, id: str, facts: object) -> str:
+    """Return the folder for the batches of a job that starts. `facts`: a JobFacts, as JSON has it.
 
     The command does not wait for the disk: joblens.run.sampler has its facts written out.
     """
-    id = str(facts["id"])
     try:
         id.encode()
     except UnicodeEncodeError:
@@ -131,8 +130,8 @@ def begin(store: str, facts: Mapping[str, object]) -> str:
     return folder
 
 
-def finish(folder: str, end: Mapping[str, object]) -> None:
-    """Store the fields of JobEnd."""
+def finish(folder: str, end: object) -> None:
+    """Store a JobEnd, as JSON has it."""
     write_whole(f"{folder}/{END}", render_json(end))
 
 

@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Tuple
 
+    from joblens.wire.header import Head
+
 _WORD = 8
 _FULL = 1 << 64
 _HALF = 1 << 63
@@ -57,7 +59,7 @@ class Batch:
             entry.times.append(time_ns)
             entry.values.append(_pack(rows.values))
 
-    def encode(self, head: Dict[str, Any]) -> bytes:
+    def encode(self, head: Head) -> bytes:
         entries, self._entries = self._entries, {}
         before, self._described = self._described, {}
         parts = [MAGIC, pack(compact_json(head))]
@@ -135,10 +137,19 @@ def _unshuffle(data: bytes) -> array[int]:
 
 def decode(message: bytes) -> Tuple[Dict[str, Any], List[Sample]]:
     """Return the header and the samples. Raises MalformedError for any invalid message."""
+    import json
+
+    samples: List[Sample] = []
     try:
-        return _decode(_inflate_all(split(message)))
+        first, *sections = _inflate_all(split(message))
+        header = json.loads(first)
+        if not isinstance(header, dict) or len(sections) % 2:
+            raise ValueError("the header or a section is missing")
+        for described, numbers in zip(sections[::2], sections[1::2]):
+            samples += _decode_samples(json.loads(described), numbers)
     except WRONG as error:
         raise MalformedError("batch", f"{type(error).__name__}: {error}") from None
+    return header, samples
 
 
 def _inflate_all(sections: List[bytes]) -> List[bytes]:
@@ -150,24 +161,15 @@ def _inflate_all(sections: List[bytes]) -> List[bytes]:
     return found
 
 
-def _decode(sections: List[bytes]) -> Tuple[Dict[str, Any], List[Sample]]:
-    import json
-
-    header = json.loads(sections[0])
-    if not isinstance(header, dict) or len(sections) % 2 == 0:
-        raise ValueError("the header or a section is missing")
-    samples: List[Sample] = []
-    for described, numbers in zip(sections[1::2], sections[2::2]):
-        entry = json.loads(described)
-        schema = Schema(
-            str(entry["set"]),
-            tuple(map(str, entry["labels"])),
-            tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]),
-        )
-        keys = tuple(tuple(key) for key in entry["keys"])
-        width = len(keys) * len(schema.columns)
-        samples += [Sample(t, Rows(schema, keys, row)) for t, row in _decode_numbers(numbers, width)]
-    return header, samples
+def _decode_samples(entry: Any, numbers: bytes) -> List[Sample]:
+    schema = Schema(
+        str(entry["set"]),
+        tuple(map(str, entry["labels"])),
+        tuple(Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]),
+    )
+    keys = tuple(tuple(key) for key in entry["keys"])
+    width = len(keys) * len(schema.columns)
+    return [Sample(t, Rows(schema, keys, row)) for t, row in _decode_numbers(numbers, width)]
 
 
 def _decode_numbers(data: bytes, width: int) -> List[Tuple[int, List[int]]]:

@@ -7,7 +7,7 @@ missing one to an older agent, and both are accepted.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, TypedDict, Union
 
 from joblens.core.errors import MalformedError
 from joblens.core.model import Gap
@@ -19,6 +19,28 @@ _MOST_JOBS = 100_000
 _MOST_GAPS = 1000
 _LONGEST_NAME = 255
 Json = Dict[str, Any]
+
+
+class Head(TypedDict, total=False):
+    """The header as a sender writes it. That of a batch in the store has only the first five parts."""
+
+    cluster: str
+    node: str
+    boot: str
+    id: str  # of the job
+    sequence: int
+    version: int
+    sent: float
+    from_ns: int  # of the samples
+    to_ns: int
+    agent: str
+    listen: str
+    interval: float
+    period: float
+    updates: int
+    sets: Sequence[Sequence[Union[str, float]]]
+    jobs: Sequence[Sequence[Union[str, int]]]
+    gaps: Sequence[Sequence[Union[str, int]]]
 
 
 class BatchId(NamedTuple):

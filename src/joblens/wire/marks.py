@@ -69,6 +69,16 @@ class Message(NamedTuple):
     node: str = ""
     own: bool = False  # only the job of the sender
 
+    @property
+    def path(self) -> str:
+        return "/mark" if isinstance(self.entries[0], Mark) else "/fom"
+
+    def plain(self) -> Json:
+        """As JSON has it, for `path`."""
+        entries = [entry._asdict() for entry in self.entries]
+        found: Json = entries[0] if self.path == "/mark" else {"foms": entries}
+        return {**found, "job": self.job, "node": self.node, "own": self.own}
+
 
 # Parsing
 

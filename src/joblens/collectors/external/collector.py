@@ -11,10 +11,10 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any, Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 from joblens.collectors.external.text import parse_output
-from joblens.collectors.external.trust import check_command, find_identity
+from joblens.collectors.external.trust import Identity, check_command, find_identity
 from joblens.core.config import ExternalSettings
 from joblens.core.errors import OutsideError, PrivilegeError, sentence
 from joblens.core.host import Host
@@ -99,7 +99,7 @@ class Script:
 class Run:
     """A process in its own session, so that all that it starts can be killed with it."""
 
-    def __init__(self, command: Tuple[str, ...], identity: Dict[str, Any]) -> None:
+    def __init__(self, command: Tuple[str, ...], identity: Optional[Identity]) -> None:
         self.began = time.monotonic()
         self.output, self.complaint = bytearray(), bytearray()
         self.killed = False
@@ -112,7 +112,10 @@ class Run:
             cwd="/",
             env=_ENVIRONMENT,
             start_new_session=True,
-            **identity,
+            user=identity.uid if identity else None,
+            group=identity.gid if identity else None,
+            # One group, not none: Python 3.12.0 ignores an empty list (CVE-2023-6507).
+            extra_groups=[identity.gid] if identity else None,
         )
         with suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self.process.pid, _NICE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from joblens.collectors.filesystems import LOCAL, unescape
 from joblens.core.errors import OutsideError, PrivilegeError
@@ -15,16 +15,21 @@ _LOCAL = LOCAL | {"squashfs", "erofs", "ramfs"}
 _MOST_LINKS = 40
 
 
-def find_identity(host: Host, user: str) -> Dict[str, Any]:
+class Identity(NamedTuple):
+    uid: int
+    gid: int
+
+
+def find_identity(host: Host, user: str) -> Optional[Identity]:
     """Return the identity that a script runs with: for root's agent a user of /etc/passwd, root only if
-    named.
+    named; None: that of the agent.
 
     Other sources of users are not queried, as they may be remote.
     """
     if os.geteuid() != 0:
         if user and user != host.user(host.uid):
             raise OutsideError(f"only root's agent can run a script as {user}")
-        return {}
+        return None
     user = user or "nobody"
     for line in host.read_once("etc/passwd").decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -35,8 +40,7 @@ def find_identity(host: Host, user: str) -> Dict[str, Any]:
             missing = host.lacks("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if uid else []
             if missing:  # CAP_KILL is needed to kill it when it hangs
                 raise PrivilegeError(f"to run a script as {user}", " and ".join(missing))
-            # One group, not none: Python 3.12.0 ignores an empty list (CVE-2023-6507).
-            return {"user": uid, "group": gid, "extra_groups": [gid]}
+            return Identity(uid, gid)
     raise OutsideError(f"user {user} is not in /etc/passwd")
 
 

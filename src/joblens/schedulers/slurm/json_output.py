@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 import signal as signals
-from typing import Any
+from typing import Any, TypedDict
 
 from joblens.record.job import Resources, Step
 from joblens.schedulers.facts import BatchJob
@@ -43,16 +43,43 @@ def _parse(text: str, source: str, make: Any) -> ParseResult:
     return ParseResult(jobs, len(found) - len(jobs))
 
 
-def _named_alike(job: Any, id: int) -> dict[str, Any]:
-    """Return the fields that have the same names in both commands."""
-    texts = {name: text_at(job, name) for name in ("cluster", "account", "partition", "qos", "name")}
-    nodes: tuple[str, ...] = ()
+class _Alike(TypedDict):
+    cluster: str
+    account: str
+    partition: str
+    qos: str
+    name: str
+    id: str
+    scheduler: str
+    nodes: tuple[str, ...]
+    restarts: int | None
+    array_job: str
+    array_task: str
+    het_job: str
+    het_offset: str
+
+
+def _named_alike(job: Any, id: int, apart: str, tasks: str) -> _Alike:
+    """Return the fields that have the same names in both commands, but for what is `apart` in them."""
+    array, number = _count(job, f"array{apart}job_id"), _count(job, f"array{apart}task_id")
+    several = text_at(job, tasks)
+    is_task = array and (number is not None or several)
+    het, offset = _count(job, f"het{apart}job_id"), _count(job, f"het{apart}job_offset")
+    is_part = het and offset is not None
     return {
-        **texts,
+        "cluster": text_at(job, "cluster"),
+        "account": text_at(job, "account"),
+        "partition": text_at(job, "partition"),
+        "qos": text_at(job, "qos"),
+        "name": text_at(job, "name"),
         "id": str(id),
         "scheduler": "slurm",
-        "nodes": parse_or(expand, text_at(job, "nodes"), nodes),
+        "nodes": parse_or(expand, text_at(job, "nodes"), ()),
         "restarts": _count(job, "restart_cnt"),
+        "array_job": str(array) if is_task else "",
+        "array_task": "" if not is_task else f"[{several}]" if number is None else str(number),
+        "het_job": str(het) if is_part else "",
+        "het_offset": str(offset) if is_part else "",
     }
 
 
@@ -64,7 +91,7 @@ def _live(job: Any, id: int) -> BatchJob:
     if asked.gpus is None:
         asked = asked.replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
     return BatchJob(
-        **_named_alike(job, id),
+        **_named_alike(job, id, "_", "array_task_string"),
         user=text_at(job, "user_name"),
         uid=whole_at(job, "user_id"),
         folder=text_at(job, "current_working_directory"),
@@ -80,8 +107,6 @@ def _live(job: Any, id: int) -> BatchJob:
         time_limit_seconds=_limit(job, "time_limit"),
         asked=asked,
         allocated=Resources() if waits else _tres_text(text_at(job, "tres_alloc_str")),
-        **_array(job, "array_job_id", "array_task_id", "array_task_string"),
-        **_het(job, "het_job_id", "het_job_offset"),
     )
 
 
@@ -93,7 +118,7 @@ def _accounted(job: Any, id: int) -> BatchJob:
     never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
     reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
     return BatchJob(
-        **_named_alike(job, id),
+        **_named_alike(job, id, "/", "array/task"),
         user=text_at(job, "user") or text_at(job, "association/user"),
         folder=text_at(job, "working_directory"),
         command=text_at(job, "submit_line"),
@@ -111,8 +136,6 @@ def _accounted(job: Any, id: int) -> BatchJob:
         user_seconds=_total(job, steps, "user") if has_ended else None,
         system_seconds=_total(job, steps, "system") if has_ended else None,
         steps=steps,
-        **_array(job, "array/job_id", "array/task_id", "array/task"),
-        **_het(job, "het/job_id", "het/job_offset"),
     )
 
 
@@ -198,18 +221,6 @@ def _total(job: Any, steps: tuple[Step, ...], kind: str) -> float | None:
     if total or not steps:
         return total or None
     return sum(it for it in known_ones if it is not None)
-
-
-def _array(tree: Any, job: str, task: str, tasks: str) -> dict[str, Any]:
-    of, number, several = _count(tree, job), _count(tree, task), text_at(tree, tasks)
-    if not of or (number is None and not several):
-        return {}
-    return {"array_job": str(of), "array_task": str(number) if number is not None else f"[{several}]"}
-
-
-def _het(tree: Any, job: str, offset: str) -> dict[str, Any]:
-    of, number = _count(tree, job), _count(tree, offset)
-    return {"het_job": str(of), "het_offset": str(number)} if of and number is not None else {}
 
 
 def _tres_text(text: str) -> Resources:
