@@ -34,9 +34,10 @@ from joblens.store.reader import LakeReader, Reader
 from joblens.store.records import save_record
 from joblens.store.tsdb.promql import Server
 from joblens.store.tsdb.reader import TsdbReader
-from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, sink_options
+from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, write_url
 from joblens.usermode.state import Server as Running
 from joblens.wire.batch import Batch
+from joblens.wire.header import Head
 
 _NODES, _SECONDS, _SEGMENT = 16, 3600, 60
 _CORES, _PROCESSES, _PROCESSES_EVERY = 4, 16, 5
@@ -173,9 +174,11 @@ def _report(reader: Reader, start: float) -> JobRecord:
 def _fill(folder: Path, start: float, lake: LakeSink, running: dict[str, Running]) -> int:
     sinks: list[Any] = [lake]
     for kind, found in running.items():
-        options = sink_options(settings_of(found))
+        settings = settings_of(found)
         (folder / kind).mkdir()
-        sinks.append(RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / kind / "sent"))
+        sinks.append(
+            RemoteWriteSink(Writer(write_url(settings), settings.token_file), folder / kind / "sent")
+        )
     values = 0
     for number in range(1, _SECONDS // _SEGMENT + 1):
         print(f"bench: tsdb, minute {number}", end="\r", file=sys.stderr, flush=True)
@@ -197,7 +200,7 @@ def _write(folder: Path, number: int, start: float) -> Segment:
         for node in range(_NODES):
             batch, name = Batch(), f"n{node:02d}"
             batch.add(_samples(node, start, (number - 1) * _SEGMENT))
-            header = {"version": 1, "cluster": "lab", "node": name, "boot": "b", "sequence": number}
+            header: Head = {"version": 1, "cluster": "lab", "node": name, "boot": "b", "sequence": number}
             file.write(pack_record(int(start * 1e9), batch.encode({**header, "jobs": []})))
     return Segment(number, path)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
+
+from joblens.record.fields import read
+from joblens.store.lake.damage import Lost
 
 
 def damage(data: bytes, chance: random.Random) -> bytes:
@@ -29,3 +33,11 @@ def damage_file(path: Path, chance: random.Random) -> bool:
     made.chmod(path.stat().st_mode & 0o777)
     os.rename(made, path)
     return changed != data
+
+
+def load_gaps(home: Path) -> list[Lost]:
+    """What a store says is lost in damaged files, each file once."""
+    path = home / "gaps.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    gaps = [read(json.loads(line), Lost) for line in lines]
+    return list({(gap.set, gap.date, gap.file, gap.bytes): gap for gap in gaps}.values())

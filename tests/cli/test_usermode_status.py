@@ -1,25 +1,28 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from joblens.cli.usermode import render_status
+from joblens.cli.usermode import HostStatus, SessionStatus, render_status
 from joblens.reports.width import display_width
 
 WHY = "ssh: connect to host gpu-node-with-a-long-name-017 port 22: Connection timed out after 30 s"
-FOUND: dict[str, Any] = {
-    "job": "r1nftw4ng33rb",
-    "cluster": "fox",
-    "state": "running",
-    "hub": "http://127.0.0.1:46779",
-    "tsdb": {"url": "http://127.0.0.1:46780", "token_file": "", "data": "/scratch/alice/joblens/tsdb"},
-    "hosts": [
-        {"host": "c1", "state": "up", "age_seconds": 1.2, "why": ""},
-        {"host": "gpu-node-017", "state": "failed", "age_seconds": None, "why": WHY},
-        {"host": "\u7bc0\u70b9\x1b[31m", "state": "up", "age_seconds": 0.0, "why": ""},
+FOUND = SessionStatus(
+    job="r1nftw4ng33rb",
+    cluster="fox",
+    state="running",
+    started=1000.0,
+    stopped=None,
+    interval_seconds=1.0,
+    hub="http://127.0.0.1:46779",
+    tsdb={"url": "http://127.0.0.1:46780", "token_file": "", "data": "/scratch/alice/joblens/tsdb"},
+    folder="/scratch/alice/session",
+    hosts=[
+        HostStatus("c1", "up", 1.2, ""),
+        HostStatus("gpu-node-017", "failed", None, WHY),
+        HostStatus("\u7bc0\u70b9\x1b[31m", "up", 0.0, ""),
     ],
-}
+    problems=[],
+)
 
 
 @pytest.mark.parametrize("width", [50, 80, 120, 200])

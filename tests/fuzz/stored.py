@@ -58,7 +58,6 @@ from joblens.store.catalog.writer import Writer
 from joblens.store.edits import Change, Edits, add_edit, load_edits
 from joblens.store.end_groups import GroupUse
 from joblens.store.home import Home
-from joblens.store.lake.damage import load_gaps
 from joblens.store.lake.folder import list_folder
 from joblens.store.lake.lake import Lake
 from joblens.store.models import list_models, load_model, parse_model
@@ -180,7 +179,6 @@ def hub_files(data: bytes) -> None:
     read_cursor(home, "csv")
     load_status(place)
     HubGaps(home / "gaps.jsonl", lambda text: None)
-    load_gaps(home)
     HubClocks(home / "clocks.jsonl", lambda text: None)
     Clocks(home / "clocks.jsonl").look()
     (home / "seen.json").write_bytes(data)

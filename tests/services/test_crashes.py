@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from damage import damage_file
-from joblens.store.lake.damage import load_gaps
+from damage import damage_file, load_gaps
+from joblens.store.lake.damage import Lost
 from joblens.store.lake.lake import Lake
 from joblens.store.maintenance import check_lake
 from joblens.wire.batch import decode
@@ -176,7 +176,7 @@ def names_batch(gap: dict[str, Any], batch: Kept) -> bool:
     return whose == (batch.node, batch.boot) and gap["first"] <= batch.sequence <= gap["last"]
 
 
-def names_row(gap: dict[str, Any], row: Row) -> bool:
+def names_row(gap: Lost, row: Row) -> bool:
     """By its set and time; where the footer is damaged too, by its set and day."""
     if gap["set"] != row.set:
         return False

@@ -33,7 +33,7 @@ from joblens.reports.text import render_report
 from joblens.store.reader import Span
 from joblens.store.tsdb.exporters import ExporterReader
 from joblens.store.tsdb.promql import Server
-from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, sink_options
+from joblens.usermode.local_server import PROMETHEUS, VICTORIAMETRICS, LocalServer, settings_of, write_url
 from joblens.usermode.state import Server as Running
 from joblens.wire.snappy import compress
 from joblens.wire.varint import varint
@@ -74,8 +74,8 @@ def write_job(found: Running, folder: Path) -> float:
     start = time.time() // 1 - SECONDS - 30.0
     batches = [encode(node, 1, job_samples(node, start)) for node in NODES]
     segment = write_segment(folder / "journal", 1, batches, time.time_ns())
-    options = sink_options(settings_of(found))
-    sink = RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / "sent")
+    settings = settings_of(found)
+    sink = RemoteWriteSink(Writer(write_url(settings), settings.token_file), folder / "sent")
     assert not sink.take(segment).dropped
     sink.recover(1)
     server = Server(found.url, found.token_file)
@@ -218,8 +218,8 @@ def write_series(found: Running, start: float, series: Mapping[tuple[tuple[str, 
             for at in range(0, 601, 10)
         )
         made.append(Series(parts, samples, 61))
-    options = sink_options(settings_of(found))
-    writer = Writer(options["url"], options["token_file"])
+    settings = settings_of(found)
+    writer = Writer(write_url(settings), settings.token_file)
     writer.send(compress(encode_series(made)))
     writer.close()
 

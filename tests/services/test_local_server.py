@@ -30,7 +30,7 @@ from joblens.usermode.local_server import (
     LocalServer,
     find_not_scraped,
     settings_of,
-    sink_options,
+    write_url,
 )
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
 from joblens.usermode.state import Server as Running
@@ -66,10 +66,9 @@ def write_load(found: Running, folder: Path, seconds: int = 20) -> tuple[float, 
     rows = [Rows(LOAD, ((),), [value] * len(LOAD.columns)) for value in values]
     samples = [Sample(int(start + second) * 10**9, row) for second, row in enumerate(rows)]
     segment = write_segment(folder / "journal", 1, [encode("c1", 1, samples)], time.time_ns())
-    options = sink_options(settings_of(found))
-    assert options["skip"] == []
+    settings = settings_of(found)
     folder.joinpath("sink").mkdir(parents=True)
-    sink = RemoteWriteSink(Writer(options["url"], options["token_file"]), folder / "sink" / "sent")
+    sink = RemoteWriteSink(Writer(write_url(settings), settings.token_file), folder / "sink" / "sent")
     assert not sink.take(segment).dropped
     sink.recover(1)
     return start, values
@@ -241,8 +240,8 @@ def test_names_in_the_configuration() -> None:
     assert "scrape_interval: 250ms" in text
     with pytest.raises(OutsideError, match="the token of c1 has characters"):
         scrape_config([Target("c1", "", "c1:1", 'a"b')], 1.0)
-    assert sink_options(TsdbSettings("https://h/p/"))["url"] == "https://h/p/api/v1/write"
-    assert sink_options(TsdbSettings("https://h", write_url="https://w/x"))["url"] == "https://w/x"
+    assert write_url(TsdbSettings("https://h/p/")) == "https://h/p/api/v1/write"
+    assert write_url(TsdbSettings("https://h", write_url="https://w/x")) == "https://w/x"
 
 
 def test_a_server_that_asks_for_more(tmp_path: Path) -> None:

@@ -82,12 +82,12 @@ def _row(places: dict[str, int], **values: int) -> list[int]:
 def write_batch(folder: Path, facts: dict[str, Any], number: int, samples: Iterable[Sample]) -> None:
     batch = Batch()
     batch.add(samples)
-    head = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
-    write_whole(str(folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))
+    head: Any = {name: facts[name] for name in ("cluster", "node", "boot", "id")}
+    write_whole(str(folder / f"{number:08d}.batch"), batch.encode(head | {"sequence": number}))
 
 
 def begin(home: Home, facts: dict[str, Any]) -> Path:
-    return Path(location.begin(str(home.path), facts))
+    return Path(location.begin(str(home.path), facts["id"], facts))
 
 
 def begin_job(home: Home, facts: dict[str, Any], batches: int = 2) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from damage import damage
+from damage import damage, load_gaps
 from joblens.api import Store
 from joblens.cli import main
 from joblens.collectors.cpu import SCHEMA as CPU
@@ -24,7 +24,6 @@ from joblens.core.model import Rows, Sample
 from joblens.store.home import Home
 from joblens.store.lake.checksum import check_file
 from joblens.store.lake.compact import compact
-from joblens.store.lake.damage import load_gaps
 from joblens.store.lake.lake import Lake
 
 from .made import START, rows_in_lake, store_job, whole

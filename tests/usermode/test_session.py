@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -484,7 +485,7 @@ def test_each_scrape_finds_a_new_sample(kind: str, seconds: float) -> None:
     """At processes, too: of two that find the same one, the rates would be 0 and twice what it was."""
     state = SessionState("/store", Allocation("", "r1", "lab", ("c1",), "here"), 0.25)
     state.tsdb = Tsdb(kind, {}) if kind else None
-    found = parse_toml(agent_settings(state), "agent")
+    found: Any = parse_toml(agent_settings(state), "agent")
     assert (found["interval"], found["collectors"]["processes"]["interval"]) == (0.25, seconds)
     node = {found["collectors"][name]["interval"] for name in ("interrupts", "vmstat")}
     assert node == {0.25 if kind == "prometheus" else 5.0}

@@ -62,7 +62,7 @@ class Outliers(NamedTuple):
         """As JSON has it."""
         names = name_jobs(self.jobs)
 
-        def plain(it: Outlier) -> dict[str, Any]:
+        def plain(it: Outlier) -> Any:
             found = {**it._asdict(), "job": names[it.job], "group": list(it.group), "ratio": it.ratio}
             return found | {"score": it.score if abs(it.score) < 1e300 else None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.analysis.segments import Step, find_missing, parse_segments
@@ -11,6 +11,7 @@ from joblens.core.errors import UsageError
 from joblens.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
+    from joblens.analysis.segments import Segment
     from joblens.api.source import JobSource
     from joblens.store.catalog.listing import JobRow
 
@@ -40,33 +41,36 @@ class Series(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**self._asdict(), "segments": [plain_segment(it) for it in self.segments]}
+        names = ("id", "cluster", "start", "end", "state", "exit_code", *METRICS)
+        segments = [
+            {
+                "segment": it.segment,
+                "job": it.job.shown_id or it.job.id,
+                **{name: getattr(it.job, name) for name in names},
+                "jobs": it.jobs,
+                "ratio": it.ratio,
+            }
+            for it in self.segments
+        ]
+        return {**self._asdict(), "segments": segments}
 
 
-def plain_segment(it: SegmentJob) -> dict[str, Any]:
-    names = ("id", "cluster", "start", "end", "state", "exit_code", *METRICS)
-    return {
-        "segment": it.segment,
-        "job": it.job.shown_id or it.job.id,
-        **{name: getattr(it.job, name) for name in names},
-        "jobs": it.jobs,
-        "ratio": it.ratio,
-    }
+_OF_JOB = ("cluster", "start", "end", "state", *METRICS)
+COLUMNS = ("component", "segment", "missing", "job", *_OF_JOB, "ratio")
 
 
-COLUMNS = ("component", "segment", "missing", "job", "cluster", "start", "end", "state", *METRICS, "ratio")
-
-
-def plain_segments(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the segments of each series in order, those that are missing included."""
-    rows: list[dict[str, Any]] = []
+def segment_rows(series: Sequence[Series]) -> Iterator[tuple[Any, ...]]:
+    """Yield the segments of each series in order, those that are missing included."""
     for it in series:
-        found = [plain_segment(segment) for segment in it.segments]
-        found += [{"segment": name} for name in it.missing]
-        places = parse_segments(row["segment"] for row in found)
-        found.sort(key=lambda row: places[row["segment"]].place)
-        rows += [{"component": it.component, **row, "missing": "job" not in row} for row in found]
-    return rows
+        known = {segment.segment: segment for segment in it.segments}
+        places = parse_segments([*known, *it.missing])
+        for name in sorted(places, key=lambda name: places[name].place):
+            found = known.get(name)
+            if found is None:
+                yield (it.component, name, True, *[None] * (len(COLUMNS) - 3))
+            else:
+                figures = [getattr(found.job, column) for column in _OF_JOB]
+                yield (it.component, name, False, found.job.shown_id or found.job.id, *figures, found.ratio)
 
 
 def find_series(
@@ -133,7 +137,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _left_out(names: Sequence[str], known: dict[str, Any], by: str) -> list[str]:
+def _left_out(names: Sequence[str], known: Mapping[str, Segment], by: str) -> list[str]:
     found = []
     untagged = names.count("")
     if untagged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.store.catalog.listing import JobRow
@@ -21,7 +21,7 @@ _JOB_NUMBERS = ("exit_code", "duration_seconds", "cpu_seconds", "cores", "memory
 
 
 def frame_of_jobs(jobs: Sequence[JobRow]) -> pandas.DataFrame:
-    return _frame([row._asdict() for row in jobs], JobRow._fields, ("start", "end"), _JOB_NUMBERS)
+    return _frame(jobs, JobRow._fields, ("start", "end"), _JOB_NUMBERS)
 
 
 def frame_of_series(series: Series) -> pandas.DataFrame:
@@ -33,12 +33,12 @@ def frame_of_series(series: Series) -> pandas.DataFrame:
 def frame_of_split(
     split: Mapping[tuple[str, ...], Series], labels: tuple[str, ...], columns: tuple[str, ...]
 ) -> pandas.DataFrame:
-    rows = [
-        {**dict(zip(labels, key)), "time": time, **{it: values[n] for it, values in series.last.items()}}
+    measured = tuple(dict.fromkeys(it for series in split.values() for it in series.last)) or columns
+    rows = (
+        (time, *key, *(series.last[it][n] if it in series.last else None for it in measured))
         for key, series in split.items()
         for n, time in enumerate(series.times)
-    ]
-    measured = tuple(dict.fromkeys(it for series in split.values() for it in series.last)) or columns
+    )
     return _frame(rows, ("time", *labels, *measured), ("time",), measured)
 
 
@@ -47,7 +47,8 @@ def frame_of_processes(processes: Sequence[ProcessUse]) -> pandas.DataFrame:
 
     columns = ProcessUse.__struct_fields__[: ProcessUse.__struct_fields__.index("cpu_seconds")]
     numbers = [it for it in columns if it not in ("name", "command", "node", "first", "last")]
-    return _frame([process.to_dict() for process in processes], columns, ("first", "last"), numbers)
+    rows = ([getattr(process, it) for it in columns] for process in processes)
+    return _frame(rows, columns, ("first", "last"), numbers)
 
 
 def frame_of_ends(ends: Sequence[End], kind: type[End]) -> pandas.DataFrame:
@@ -55,47 +56,45 @@ def frame_of_ends(ends: Sequence[End], kind: type[End]) -> pandas.DataFrame:
 
     times = ("began_seconds", "ended_seconds")
     numbers = [it for it in kind._fields if it not in TEXTS and it not in times]
-    return _frame([it._asdict() for it in ends], kind._fields, times, numbers)
+    return _frame(ends, kind._fields, times, numbers)
 
 
 def frame_of_operations(operations: Sequence[Operation]) -> pandas.DataFrame:
     from joblens.analysis.operations import Operation
 
     numbers = [it for it in Operation._fields if it not in ("tags", "began_seconds")]
-    return _frame([it._asdict() for it in operations], Operation._fields, ("began_seconds",), numbers)
+    return _frame(operations, Operation._fields, ("began_seconds",), numbers)
 
 
 def frame_of_comparison(found: Comparison, jobs: Sequence[str]) -> pandas.DataFrame:
     columns = ("part", "what", "metric", *jobs, "ratio", "interval")
-    return _frame([dict(zip(columns, row)) for row in found.rows()], columns, (), columns[3:])
+    return _frame(found.rows(), columns, (), columns[3:])
 
 
 def frame_of_outliers(found: Outliers) -> pandas.DataFrame:
     from joblens.api.comparing import OUTLIER_COLUMNS, outlier_rows
 
-    rows = [dict(zip(OUTLIER_COLUMNS, row)) for row in outlier_rows(found)]
-    return _frame(rows, OUTLIER_COLUMNS, (), ("value", "usual", "ratio", "score"))
+    return _frame(outlier_rows(found), OUTLIER_COLUMNS, (), ("value", "usual", "ratio", "score"))
 
 
 def frame_of_judgements(jobs: Sequence[str], judged: Sequence[Judgement]) -> pandas.DataFrame:
     from joblens.api.comparing import JUDGED_COLUMNS, judged_rows
 
-    rows = [dict(zip(JUDGED_COLUMNS, row)) for row in judged_rows(jobs, judged)]
-    return _frame(rows, JUDGED_COLUMNS, (), ("value", "usual", "ratio", "score"))
+    return _frame(judged_rows(jobs, judged), JUDGED_COLUMNS, (), ("value", "usual", "ratio", "score"))
 
 
 def frame_of_segments(series: Sequence[experiments.Series]) -> pandas.DataFrame:
-    from joblens.api.experiments import COLUMNS, METRICS, plain_segments
+    from joblens.api.experiments import COLUMNS, METRICS, segment_rows
 
-    return _frame(plain_segments(series), COLUMNS, ("start", "end"), (*METRICS, "ratio"))
+    return _frame(segment_rows(series), COLUMNS, ("start", "end"), (*METRICS, "ratio"))
 
 
 def _frame(
-    rows: Sequence[Mapping[str, object]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
+    rows: Iterable[Sequence[object]], columns: Sequence[str], times: Sequence[str], numbers: Sequence[str]
 ) -> pandas.DataFrame:
     """Times as timestamps; numbers as integers where all are known and whole, else as floats with NaN."""
     pd = _pandas()
-    frame = pd.DataFrame(rows, columns=list(columns))
+    frame = pd.DataFrame(list(rows), columns=list(columns))
     for name in times:
         frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
     for name in numbers:

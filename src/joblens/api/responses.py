@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 from joblens.core.json_file import parse_json, render_json
 from joblens.core.named_tuple import NamedTuple
@@ -34,7 +33,7 @@ def parse_jobs(data: bytes) -> Page:
     cursor = plain.get("next")
     if cursor is not None and not isinstance(cursor, str):
         raise ValueError("next: expected text")
-    rows = [_row(it) for it in _list(plain, "jobs")]
+    rows = [_row(it) for it in _list(plain.get("jobs"), "jobs")]
     problems = [it for it in plain.get("problems") or [] if isinstance(it, str)]
     return Page(rows, cursor or None, problems[:_MOST_PROBLEMS])
 
@@ -72,7 +71,7 @@ def parse_models(data: bytes) -> tuple[list[ReferenceModel], list[str]]:
     from joblens.store.models import parse_model
 
     plain = _object(data)
-    found = [parse_model("a model", render_json(it)) for it in _list(plain, "models")]
+    found = [parse_model("a model", render_json(it)) for it in _list(plain.get("models"), "models")]
     problems = [it for it in plain.get("problems") or [] if isinstance(it, str)]
     return found, problems[:_MOST_PROBLEMS]
 
@@ -91,66 +90,46 @@ def parse_report(name: str, data: bytes) -> JobRecord:
 
 
 def parse_sets(data: bytes) -> dict[str, tuple[str, ...]]:
-    found = _object(data).get("sets")
-    if not isinstance(found, dict) or not all(
-        isinstance(columns, list) and all(isinstance(it, str) for it in columns) for columns in found.values()
-    ):
-        raise ValueError("sets: expected names of columns by set")
-    return {name: tuple(columns) for name, columns in found.items()}
+    from joblens.record.fields import read
+
+    return read(_object(data).get("sets"), dict[str, tuple[str, ...]])
+
+
+class _Series(TypedDict, total=False):
+    labels: dict[str, str]
+    times: Required[list[int | float]]
+    last: Required[dict[str, list[int | float | None]]]
+    mean: Required[dict[str, list[int | float | None]]]
+    peak: Required[dict[str, list[int | float | None]]]
 
 
 def parse_series(data: bytes, labels: tuple[str, ...]) -> dict[tuple[str, ...], Series]:
-    found: dict[tuple[str, ...], Series] = {}
-    for plain in _list(_object(data), "series"):
-        if not isinstance(plain, dict):
-            raise ValueError("a series: expected an object")
-        named = plain.get("labels")
-        key = (
-            tuple(named[it] for it in labels if isinstance(named.get(it), str))
-            if isinstance(named, dict)
-            else ()
-        )
-        if len(key) != len(labels):
-            raise ValueError("labels of a series: expected texts")
-        found[key] = _series(plain)
-    return found
-
-
-def _series(plain: Mapping[str, Any]) -> Series:
+    from joblens.record.fields import read
     from joblens.store.reader import Series
 
-    times = _numbers(plain.get("times"), "times")
-    if None in times:
-        raise ValueError("times of a series: expected numbers")
-    columns = []
-    for name in ("last", "mean", "peak"):
-        by_column = plain.get(name)
-        if not isinstance(by_column, dict):
-            raise ValueError(f"{name} of a series: expected an object")
-        columns.append({it: _numbers(values, name, len(times)) for it, values in by_column.items()})
-    return Series(times, *columns)  # type: ignore[arg-type]  # there is no None among the times
-
-
-def _numbers(values: object, name: str, count: int | None = None) -> list[float | None]:
-    if not isinstance(values, list) or count not in (None, len(values)):
-        raise ValueError(f"{name} of a series: expected {'' if count is None else count} numbers")
-    for value in values:
-        if value is not None and type(value) not in (int, float):
-            raise ValueError(f"{name} of a series: {value!r:.60} is no number")
-    return values
+    found: dict[tuple[str, ...], Series] = {}
+    for it in read(_object(data).get("series"), list[_Series]):
+        named = it.get("labels", {})
+        if not set(labels) <= named.keys():
+            raise ValueError(f"labels of a series: expected {', '.join(labels)}")
+        columns = it["last"], it["mean"], it["peak"]
+        if any(len(values) != len(it["times"]) for some in columns for values in some.values()):
+            raise ValueError(f"a series: expected {len(it['times'])} values in each column")
+        found[tuple(named[name] for name in labels)] = Series(it["times"], *columns)
+    return found
 
 
 def parse_processes(data: bytes) -> list[ProcessUse]:
     from joblens.record.fields import read
     from joblens.record.report import ProcessUse
 
-    return read(_list(_object(data), "processes"), list[ProcessUse])
+    return read(_object(data).get("processes"), list[ProcessUse])
 
 
 def parse_ends(data: bytes, kind: type[End]) -> tuple[list[End], bool]:
     """Return them, and whether there are more."""
     plain = _object(data)
-    return _tuples(plain, "ended", kind), bool(plain.get("cut"))
+    return _tuples(plain.get("ended"), kind), bool(plain.get("cut"))
 
 
 def parse_groups(data: bytes) -> tuple[list[GroupUse], bool]:
@@ -158,18 +137,19 @@ def parse_groups(data: bytes) -> tuple[list[GroupUse], bool]:
     from joblens.store.end_groups import GroupUse
 
     plain = _object(data)
-    return _tuples(plain, "groups", GroupUse), bool(plain.get("cut"))
+    return _tuples(plain.get("groups"), GroupUse), bool(plain.get("cut"))
 
 
-def _tuples(plain: Mapping[str, Any], name: str, kind: Any) -> list[Any]:
+def _tuples(objects: Any, kind: Any) -> list[Any]:
     """Fields that this version does not know are left out."""
     from joblens.record.fields import read
 
     defaults = kind._field_defaults
-    objects = read(_list(plain, name), list[dict[str, Any]])
-    return read(
-        [[it.get(field, defaults.get(field)) for field in kind._fields] for it in objects], list[kind]
-    )
+    rows = [
+        [it.get(field, defaults.get(field)) for field in kind._fields]
+        for it in read(objects, list[dict[str, Any]])
+    ]
+    return read(rows, list[kind])
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -179,8 +159,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
-    found = plain.get(name)
+def _list(found: object, name: str) -> list[Any]:
     if not isinstance(found, list):
         raise ValueError(f"{name}: expected a list")
     return found

@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from joblens.api.experiments import COLUMNS, Series, find_series, plain_segments
+from joblens.api.experiments import COLUMNS, Series, find_series, segment_rows
 from joblens.cli import source as sources
 from joblens.cli.figures import render_count
 from joblens.cli.source import choose_source, open_chosen
@@ -50,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
         write(json.dumps(plain, indent=2) + "\n")
         return 0
     if options.csv:
-        rows = plain_segments(found)
-        write(render_csv(COLUMNS, ([row.get(name) for name in COLUMNS] for row in rows)))
+        write(render_csv(COLUMNS, segment_rows(found)))
     else:
         write("\n\n".join("\n".join(render(it)) for it in found) + "\n")
     for it in found:

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.cli.table import room, warn, write
 from joblens.core.errors import JoblensError, OutsideError, UsageError, printable
@@ -303,24 +303,49 @@ def _status(options: argparse.Namespace, home: Home) -> int:
         return 0
     found = _describe(session)
     if options.json:
-        write(json.dumps(found, indent=2) + "\n")
+        write(json.dumps(found.plain(), indent=2) + "\n")
         return 0
     write("".join(line + "\n" for line in render_status(found, room())))
     return 0
 
 
-def render_status(found: dict[str, Any], width: int | None) -> list[str]:
+class HostStatus(NamedTuple):
+    host: str
+    state: str
+    age_seconds: float | None
+    why: str
+
+
+class SessionStatus(NamedTuple):
+    """What `joblens usermode status` shows."""
+
+    job: str
+    cluster: str
+    state: str
+    started: float
+    stopped: float | None
+    interval_seconds: float
+    hub: str
+    tsdb: dict[str, str] | None
+    folder: str
+    hosts: list[HostStatus]
+    problems: list[str]
+
+    def plain(self) -> object:
+        return {**self._asdict(), "hosts": [it._asdict() for it in self.hosts]}
+
+
+def render_status(found: SessionStatus, width: int | None) -> list[str]:
     """Without a width, as in a pipe, no note is wrapped."""
-    lines = [f"job {found['job']} of {found['cluster']}: {found['state']}"]
-    servers = {"hub": found["hub"], **(found["tsdb"] or {})}
-    lines += [f"{name} {text}" for name, text in servers.items() if text]
-    names = [screen.plain(it["host"]) for it in found["hosts"]]
+    lines = [f"job {found.job} of {found.cluster}: {found.state}"]
+    lines += [f"{name} {text}" for name, text in {"hub": found.hub, **(found.tsdb or {})}.items() if text]
+    names = [screen.plain(it.host) for it in found.hosts]
     longest = max(map(screen.display_width, ("host", *names)))
     lines.append(f"{'host':<{longest}}  state    data age  note")
-    for name, host in zip(names, found["hosts"]):
-        age = "-" if host["age_seconds"] is None else f"{host['age_seconds']:.0f} s"
-        row = f"{screen.left(name, longest)}  {host['state']:<8} {age:>8}"
-        lines += _with_note(row, screen.plain(host["why"]), width)
+    for name, host in zip(names, found.hosts):
+        age = "-" if host.age_seconds is None else f"{host.age_seconds:.0f} s"
+        row = f"{screen.left(name, longest)}  {host.state:<8} {age:>8}"
+        lines += _with_note(row, screen.plain(host.why), width)
     return [printable(line) for line in lines]
 
 
@@ -335,33 +360,28 @@ def _with_note(row: str, note: str, width: int | None) -> list[str]:
     return [f"{row}  {first}", *(" " * begin + line for line in others)]
 
 
-def _describe(session: Session) -> dict[str, Any]:
+def _describe(session: Session) -> SessionStatus:
     from joblens.usermode.state import ENDED, FINISHED, UP
 
     held, state = session.is_held(), session.state
     over = {} if held else {UP: ENDED}
     ages = _ages(session) if held else {}
-    return {
-        "job": session.job,
-        "cluster": state.allocation.cluster,
-        "state": state.phase if held or state.phase in (ENDED, FINISHED) else "died",
-        "started": state.started,
-        "stopped": state.stopped,
-        "interval_seconds": state.interval,
-        "hub": state.hub if held else "",
-        "tsdb": _server(state.tsdb, held),
-        "folder": str(session.folder),
-        "hosts": [
-            {
-                "host": host,
-                "state": over.get(it.state, it.state),
-                "age_seconds": ages.get(host),
-                "why": it.why,
-            }
+    return SessionStatus(
+        job=session.job,
+        cluster=state.allocation.cluster,
+        state=state.phase if held or state.phase in (ENDED, FINISHED) else "died",
+        started=state.started,
+        stopped=state.stopped,
+        interval_seconds=state.interval,
+        hub=state.hub if held else "",
+        tsdb=_server(state.tsdb, held),
+        folder=str(session.folder),
+        hosts=[
+            HostStatus(host, over.get(it.state, it.state), ages.get(host), it.why)
             for host, it in state.hosts.items()
         ],
-        "problems": state.problems,
-    }
+        problems=state.problems,
+    )
 
 
 def _server(tsdb: Tsdb | None, held: bool) -> dict[str, str] | None:

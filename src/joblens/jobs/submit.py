@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -48,6 +48,11 @@ from joblens.store.location import safe_name
 from joblens.store.reader import LakeReader, Span
 from joblens.store.records import day_of
 from joblens.store.saving import remove_record, save_record
+
+if TYPE_CHECKING:
+    from joblens.capture.columns import Numbers
+
+    Mask = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
 Accounting = Callable[[BatchJob], BatchJob | None]  # returns what the batch system knows of a job now
 
@@ -137,16 +142,13 @@ def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessCo
 def _keep(found: Any, kept: Any) -> Any:
     """Return the rows of processes or threads that are kept."""
     keys, places, texts, values = found
-    return found._make((_choose(keys, kept), places[kept], texts, [column[kept] for column in values]))
+    chosen = {name: column[kept] for name, column in keys.items()}
+    return found._make((chosen, places[kept], texts, [column[kept] for column in values]))
 
 
-def _are_others(own: set[tuple[int, int]], keys: dict[str, Any]) -> Any:
+def _are_others(own: set[tuple[int, int]], keys: dict[str, Numbers]) -> Mask:
     pairs = zip(keys["pid"].tolist(), keys["start"].tolist())
     return numpy.array([pair not in own for pair in pairs], dtype=bool)
-
-
-def _choose(columns: dict[str, Any], chosen: Any) -> dict[str, Any]:
-    return {name: column[chosen] for name, column in columns.items()}
 
 
 def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
@@ -298,7 +300,9 @@ class _Rows:
             self._closed[schema.set] = {it.first for it in map(job_file, replaced) if it and it.job == job}
         return self._closed[schema.set]
 
-    def _find_new(self, schema: Schema, file: NodeRecords, keys: dict[str, Any], times: Any) -> Any:
+    def _find_new(
+        self, schema: Schema, file: NodeRecords, keys: dict[str, Numbers], times: Numbers
+    ) -> Numbers:
         """Return the places of rows that no other file has."""
         if not self._again or not (stored := self._find_stored(schema)):
             return numpy.arange(len(times))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from joblens.core.named_tuple import NamedTuple
 
@@ -150,14 +150,12 @@ def _combine(end: _End, other: _End) -> _End:
     is_other = False
     if isinstance(end, EndedProcess) and isinstance(other, EndedProcess):
         is_other = other.exact > end.exact or (bool(other.exact) and end.time_slices is None)
-    changes: dict[str, Any] = {
-        name: value
-        for name, value, default in zip(end._fields, other, end._field_defaults.values())
-        if name != "source"
-        and value != default
-        and (getattr(end, name) == default or (is_other and _is_usage(name)))
-    }
-    return end._replace(**changes)
+
+    def choose(name: str, own: object, found: object, default: object) -> object:
+        is_taken = own == default or (is_other and _is_usage(name))
+        return found if is_taken and found != default and name != "source" else own
+
+    return type(end)._make(map(choose, end._fields, end, other, end._field_defaults.values()))
 
 
 def _is_usage(name: str) -> bool:

@@ -93,8 +93,7 @@ class _Fields:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]  # of an object
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with these fields changed."""

@@ -494,8 +494,8 @@ class JobRecord(Head, kw_only=True, dict=True):
         if stored is None:
             return found
         try:
-            merged: dict[str, Any] = _over(json.loads(stored.decode("utf-8", "replace")), found)
-            return merged
+            plain = json.loads(stored.decode("utf-8", "replace"))
+            return _over(plain, found)  # type: ignore[no-any-return]  # both are objects
         except (ValueError, RecursionError) as error:  # in a part that has no type here
             raise MalformedError(f"record of job {self.job.id}", f"{error!s:.100}") from None
 

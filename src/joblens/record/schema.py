@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from joblens.record.report import JobRecord
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def make_schema() -> Mapping[str, object]:
+def make_schema() -> Any:
     """Return the JSON Schema of a record, as `joblens job --json` prints it and the store has it."""
     found = msgspec.json.schema(JobRecord)
     start = found["$defs"]["Job"]["properties"]["start"]
@@ -31,46 +32,56 @@ def _simple(value: Any) -> Any:
     return {name: _simple(it) for name, it in value.items() if name not in bounds}
 
 
+class _Node(Struct):
+    """A part or a field, in the schema that msgspec makes."""
+
+    ref: str = field(default="", name="$ref")
+    type: str = ""
+    description: str = ""
+    items: "_Node | None" = None
+    any_of: list["_Node"] = field(default_factory=list, name="anyOf")
+    properties: dict[str, "_Node"] = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """The name of the part that it refers to."""
+        return self.ref.rpartition("/")[2]
+
+
 def render_tables() -> str:
     """Return a table of the parts of a record, and one for each part with its fields."""
-    schema = msgspec.json.schema(JobRecord)
-    parts: Mapping[str, Any] = schema["$defs"]
-    names = ["JobRecord", *(name for name in _in_order("JobRecord", parts) if name != "JobRecord")]
-    return "\n".join(line for name in names for line in _render(name, parts[name])).rstrip() + "\n"
+    parts = msgspec.convert(msgspec.json.schema(JobRecord)["$defs"], dict[str, _Node])
+    return (
+        "\n".join(line for it in _in_order("JobRecord", parts) for line in _render(it, parts[it])).rstrip()
+        + "\n"
+    )
 
 
-def _in_order(name: str, parts: Mapping[str, Any]) -> dict[str, None]:
+def _in_order(name: str, parts: Mapping[str, _Node]) -> dict[str, None]:
     """Return a part and those inside of it, each once and in the order of the fields."""
     found = {name: None}
-    for field in parts[name]["properties"].values():
-        for inner in _parts_of(field):
-            found |= {inner: None} if inner in found else _in_order(inner, parts)
+    for it in parts[name].properties.values():
+        for kind in (it, it.items or it, *it.any_of):
+            if kind.ref and kind.part not in found:
+                found |= _in_order(kind.part, parts)
     return found
 
 
-def _parts_of(field: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the parts that a field consists of."""
-    for kind in (field, field.get("items", {}), *field.get("anyOf", [])):
-        if "$ref" in kind:
-            yield kind["$ref"].rpartition("/")[2]
-
-
-def _render(name: str, part: Mapping[str, Any]) -> Iterator[str]:
-    yield f"### {name}\n\n{part['description']}\n\n| field | type | |\n|---|---|---|"
-    for field, known in part["properties"].items():
-        yield f"| `{field}` | {_type(known)} | {known.get('description', '')} |"
+def _render(name: str, part: _Node) -> Iterator[str]:
+    yield f"### {name}\n\n{part.description}\n\n| field | type | |\n|---|---|---|"
+    for it, known in part.properties.items():
+        yield f"| `{it}` | {_type(known)} | {known.description} |"
     yield ""
 
 
-def _type(field: Mapping[str, Any]) -> str:
-    if "$ref" in field:
-        name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if field.get("type") == "array":
-        return f"list of {_type(field['items'])}" if field.get("items") else "list"
-    if field.get("type") == "object":
+def _type(known: _Node) -> str:
+    if known.ref:
+        return f"[{known.part}](#{known.part.lower()})"
+    if known.type == "array":
+        return f"list of {_type(known.items)}" if known.items not in (None, _Node()) else "list"
+    if known.type == "object":
         return "texts by name"
-    if "anyOf" in field:
-        kinds = [_type(kind) for kind in field["anyOf"] if kind.get("type") != "null"]
+    if known.any_of:
+        kinds = [_type(kind) for kind in known.any_of if kind.type != "null"]
         return "number" if kinds == ["integer", "number"] else " or ".join(kinds)
-    return {"string": "text", "boolean": "true or false"}.get(field["type"], str(field["type"]))
+    return {"string": "text", "boolean": "true or false"}.get(known.type, known.type)

@@ -14,7 +14,7 @@ from joblens.core.files import UNFINISHED, list_names, now_at
 from joblens.store import ingest, records
 from joblens.store.catalog.heads import load_heads, make_head, remove_heads
 from joblens.store.home import Home
-from joblens.store.lake.damage import record_gap, set_aside
+from joblens.store.lake.damage import Lost, record_gap, set_aside
 from joblens.store.lake.folder import GRACE_SECONDS, list_folder
 from joblens.store.lake.lake import Lake
 
@@ -64,7 +64,7 @@ def _check_records(home: Home, day: str, name: str) -> list[str]:
     kept = home.damaged / f"records.{day}.{name}"
     jobs = sorted(_readable_jobs(path) - {f"job {record.job.id}" for record in intact})
     home.damaged.mkdir(mode=0o700, exist_ok=True)
-    record_gap(home.path, {"kind": "record", "date": day, "file": name, "jobs": jobs, "why": problems[0]})
+    record_gap(home.path, Lost(kind="record", date=day, file=name, jobs=jobs, why=problems[0]))
     try:
         records.save_records(home.records, intact)
     except MalformedError as error:  # an intact one with a part that cannot be rewritten

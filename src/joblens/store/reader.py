@@ -20,6 +20,7 @@ from joblens.store.end_table import ORDER, EndTable, table_of, without_mask
 from joblens.store.lake.columns import identifier
 
 if TYPE_CHECKING:
+    from joblens.store.lake.columns import Arrays
     from joblens.store.lake.lake import Files, Lake
 
 # The columns that name what was measured, and the numbers among those that only describe it.
@@ -109,7 +110,7 @@ def find_breaks(
     return found
 
 
-def _where(span: Span) -> tuple[str, dict[str, object]]:
+def _where(span: Span) -> tuple[str, dict[str, str | float]]:
     """A condition, and the values in it."""
     nodes = {f"node{number}": node for number, node in enumerate(span.nodes)}
     text = "time BETWEEN make_timestamp_ns($first) AND make_timestamp_ns($last) AND "
@@ -126,7 +127,7 @@ def _where(span: Span) -> tuple[str, dict[str, object]]:
     }
 
 
-def _where_ended(span: Span) -> tuple[str, dict[str, object]]:
+def _where_ended(span: Span) -> tuple[str, dict[str, str | float]]:
     """The same for rows of processes and threads, which can be written when the next run has begun."""
     text, values = _where(span)
     for sign, name, moment in ((">", "after", span.after), ("<=", "before", span.before)):
@@ -324,7 +325,7 @@ class LakeReader:
             known[:] = [[row[-1] for row in found]]
             return [row[:-1] for row in found]
 
-        def columns(names: Sequence[str]) -> dict[str, Any]:
+        def columns(names: Sequence[str]) -> Arrays:
             found = ask(names, ", ".join(map(shown, names)), query=self.lake.query_columns)
             check(len(next(iter(found.values()))) if found else 0, count)
             return {name: without_mask(column)[order()] for name, column in found.items()}

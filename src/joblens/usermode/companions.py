@@ -19,7 +19,7 @@ from joblens.usermode.local_server import (
     LocalServer,
     find_not_scraped,
     settings_of,
-    sink_options,
+    write_url,
 )
 from joblens.usermode.scraping import Target
 from joblens.usermode.session import Session
@@ -100,9 +100,10 @@ def sink_of_url(session: Session) -> str:
 
 
 def _sink(settings: TsdbSettings) -> str:
-    options = sink_options(settings).items()
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in options]
-    return "\n".join([f"[hub.sinks.{SINK}]", *lines, ""])
+    """All sets are written, including processes."""
+    options = {"url": write_url(settings), "token_file": settings.token_file, "ca_file": settings.ca_file}
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in options.items()]
+    return "\n".join([f"[hub.sinks.{SINK}]", 'type = "remote_write"', "skip = []", *lines, ""])
 
 
 class _Written:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from joblens.core.config import TsdbSettings, UsermodeSettings
 from joblens.core.errors import JoblensError, OutsideError, UsageError, sentence
@@ -210,13 +209,8 @@ def kind_of(data: Path) -> str:
     raise OutsideError(f"{data} is not a data folder of Prometheus or VictoriaMetrics")
 
 
-def sink_options(settings: TsdbSettings) -> dict[str, Any]:
-    """Return the options of the hub's sink that writes to it: all sets, including processes."""
-    url = settings.write_url or f"{settings.url.rstrip('/')}/api/v1/write"
-    return {
-        "type": "remote_write", "url": url, "token_file": settings.token_file, "ca_file": settings.ca_file,
-        "skip": [],
-    }  # fmt: skip
+def write_url(settings: TsdbSettings) -> str:
+    return settings.write_url or f"{settings.url.rstrip('/')}/api/v1/write"
 
 
 def _find(kind: str, given: str) -> str:

@@ -6,14 +6,15 @@ import ctypes
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from joblens.core.errors import OutsideError
 
 _COST = 4  # of bcrypt, the lowest: a password of 256 random bits cannot be guessed
 _BASE64 = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_FILLED = ("node", "cluster")  # labels of metrics that belong to no job
 _WORD = re.compile(r"[A-Za-z0-9._~+/=:-]+")
 
 
@@ -36,21 +37,16 @@ def scrape_config(targets: Iterable[Target], interval: float) -> str:
             f"  - job_name: {json.dumps('joblens ' + target.node)}",
             "    honor_labels: true",
             f"    authorization: {{credentials: {json.dumps(target.token)}}}",
-            f"    metric_relabel_configs: {json.dumps(_fill_labels(labels))}",
+            f"    metric_relabel_configs: {json.dumps([_fill(name, labels[name]) for name in _FILLED])}",
             f"    static_configs: [{json.dumps({'targets': [target.address], 'labels': labels})}]",
         ]
     return "\n".join(lines if len(lines) > 2 else [lines[0], "scrape_configs: []"]) + "\n"
 
 
-def _fill_labels(labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Set node and cluster of metrics that belong to no job, where an agent leaves them empty."""
-    return [
-        {
-            "source_labels": [name], "regex": "", "target_label": name,
-            "replacement": labels[name].replace("$", "$$"),
-        }
-        for name in ("node", "cluster")
-    ]  # fmt: skip
+def _fill(name: str, value: str) -> dict[str, str | list[str]]:
+    """Return the rule that sets a label where an agent leaves it empty."""
+    replacement = value.replace("$", "$$")
+    return {"source_labels": [name], "regex": "", "target_label": name, "replacement": replacement}
 
 
 def bcrypt(password: str) -> str:

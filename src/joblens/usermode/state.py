@@ -39,7 +39,7 @@ class HostState:
         self.up: float | None = None
         self.ended: float | None = None
 
-    def plain(self) -> dict[str, object]:
+    def plain(self) -> dict[str, str | float | list[str]]:
         return {name: value for name, value in vars(self).items() if value not in (None, "")}
 
 
@@ -77,7 +77,7 @@ class Tsdb:
         self.server: Server | None = None
         self.targets: dict[str, str] = {}  # by host, the address that Prometheus scrapes
 
-    def plain(self) -> dict[str, object]:
+    def plain(self) -> dict[str, str | dict[str, str] | dict[str, str | int]]:
         server = {} if self.server is None else {"server": self.server._asdict()}
         targets = {"targets": self.targets} if self.targets else {}
         return {"kind": self.kind, **self.options, **server, **targets}
@@ -101,9 +101,7 @@ class SessionState:
         self.tsdb: Tsdb | None = None
         self.job_file: JobFile | None = None
         self.little_memory = 0  # bytes, if they are too few to make a report
-        self.facts: Mapping[str, object] | None = (
-            None  # JobFacts as JSON, which the supervisor does not parse
-        )
+        self.facts: object = None  # a BatchJob as JSON has it, which the supervisor does not parse
         self.problems: list[str] = []  # while it ran
         self.missing: list[str] = []  # all that the report says about it
         self.died = False  # the supervisor did not end it

@@ -7,7 +7,7 @@ import http.client
 from joblens.core.config import TsdbSettings
 from joblens.core.errors import sentence
 from joblens.hub.sink import Place, load_status
-from joblens.usermode.local_server import VICTORIAMETRICS, sink_options
+from joblens.usermode.local_server import VICTORIAMETRICS, write_url
 from joblens.usermode.session import Session
 from joblens.usermode.state import Tsdb
 
@@ -28,17 +28,18 @@ def check_writable(tsdb: Tsdb | None) -> str:
     from joblens.hub.sinks.remote_write import REFUSED, Server
     from joblens.wire.snappy import compress
 
-    options = sink_options(url_settings(tsdb))
-    server = Server(options["url"], options["token_file"], options["ca_file"], _SECONDS)
+    settings = url_settings(tsdb)
+    url = write_url(settings)
+    server = Server(url, settings.token_file, settings.ca_file, _SECONDS)
     try:
         status, text, _ = server.post(compress(()))  # a request without series
     except (OSError, http.client.HTTPException) as error:
-        return f"{options['url']}: {sentence(error)}"
+        return f"{url}: {sentence(error)}"
     finally:
         server.close()
     if status // 100 == 2 or status in REFUSED:
         return ""
-    return f"{options['url']} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}".rstrip(": ")
+    return f"{url} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}".rstrip(": ")
 
 
 def find_not_written(session: Session, pending: bool) -> list[str]:

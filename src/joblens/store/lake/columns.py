@@ -13,6 +13,9 @@ from joblens.core.named_tuple import NamedTuple
 if TYPE_CHECKING:
     import numpy
 
+    Array = numpy.ndarray[Any, Any]
+    Arrays = dict[str, Array]  # by name, one for each column
+
 TIME = "time"
 _WORD = 1 << 63
 _DECIMAL_DIGITS = 18  # as many as fit into 64 bits
@@ -23,7 +26,7 @@ LATEST_NS = 9 * 10**18  # in 2255; DuckDB's last nanosecond is in 2262
 
 class Table(NamedTuple):
     select: str  # the columns as they are stored, in SQL
-    columns: dict[str, Any]  # NumPy arrays, to select it from
+    columns: Arrays  # to select it from
     labels: tuple[str, ...]
 
 
@@ -91,7 +94,7 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
     times = numpy.repeat(numpy.array([sample.time_ns for sample in samples], dtype=numpy.int64), heights)
     rows = [numpy.array(sample.rows.values, dtype=numpy.int64) for sample in samples]
     values = numpy.concatenate(rows).reshape(-1, len(schema.columns))
-    labels: dict[str, Any] = {}
+    labels: Arrays = {}
     for name, text in (("jobid", job), ("node", node)):
         if name not in schema.labels:
             labels[name] = numpy.full(len(times), storable(text), dtype=object)
@@ -102,14 +105,14 @@ def _table(samples: list[Sample], job: str, node: str) -> Table:
 
 def make_table(
     schema: Schema,
-    times: numpy.ndarray[Any, Any],
-    labels: dict[str, Any],
-    values: Iterable[numpy.ndarray[Any, Any]],
+    times: Array,
+    labels: Arrays,
+    values: Iterable[Array],
 ) -> Table:
     """`labels`: an array each, by name. `values`: the numbers of each column, as samples have them."""
     import numpy
 
-    columns: dict[str, Any] = {TIME: times, **labels}
+    columns = {TIME: times, **labels}
     selected = [f"make_timestamp_ns({TIME}) AS {TIME}", *map(identifier, labels)]
     for number, (column, numbers) in enumerate(zip(schema.columns, values)):
         raw = f"raw {number}"  # names have no blanks in them
@@ -118,7 +121,7 @@ def make_table(
     return Table(", ".join(selected), columns, schema.labels)
 
 
-def _label(cells: list[Any]) -> numpy.ndarray[Any, Any]:
+def _label(cells: list[Any]) -> Array:
     import numpy
 
     if all(type(cell) is int for cell in cells):
@@ -131,7 +134,7 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def in_base_units(column: Column, raw: str, values: numpy.ndarray[Any, Any]) -> str:
+def in_base_units(column: Column, raw: str, values: Array) -> str:
     """Exact where 64 bits are enough, which they are but for nonsense; else a DOUBLE."""
     known = identifier(raw)
     if int(values.min()) == ABSENT:

@@ -18,10 +18,12 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from joblens.core.errors import MalformedError, OutsideError
-from joblens.core.json_file import parse_json
+from joblens.record.fields import Part
 from joblens.store.lake.folder import HUB, job_file, parse_manifest
 
 if TYPE_CHECKING:
@@ -32,6 +34,25 @@ _EMPTY = "(SELECT NULL::TIMESTAMP_NS AS time WHERE false)"
 _MOST_NAMED = 1000  # files of a damaged file that was made of many
 
 
+class Lost(Part, kw_only=True, omit_defaults=True, rename={"first": "from", "last": "to"}):
+    """A line of `gaps.jsonl`."""
+
+    time: float = 0.0  # of its discovery
+    kind: str  # lake or record
+    set: str = ""
+    date: str
+    file: str
+    why: str = ""
+    bytes: int = 0
+    made_of: list[str] = field(default_factory=list)  # jobs or segments
+    rows: int | None = None  # what its footer still says, as all that follow
+    first: str | None = None
+    last: str | None = None
+    first_node: str | None = None
+    last_node: str | None = None
+    jobs: list[str] = field(default_factory=list)  # of records
+
+
 def set_aside(lake: Lake, path: Path, why: str) -> None:
     """Adds to `lake.problems`. Raises OutsideError if nothing can be written."""
     from joblens.store.lake.engine import duckdb
@@ -39,14 +60,10 @@ def set_aside(lake: Lake, path: Path, why: str) -> None:
     set_name, date = path.parent.parent.name.removeprefix("set="), path.parent.name.removeprefix("date=")
     home = lake.path.parent
     kept = home / "damaged" / f"{set_name}.{date}.{path.name}"
-    lost = {
-        "kind": "lake",
-        "set": set_name,
-        "date": date,
-        "file": path.name,
-        "why": why,
-        **_describe(lake, path),
-    }
+    lost = Lost(kind="lake", set=set_name, date=date, file=path.name, why=why)
+    lost.bytes = path.stat().st_size if path.exists() else 0
+    lost.made_of = list(_made_of(path))[:_MOST_NAMED]
+    _read_footer(lake, path, lost)
     try:
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         _link(path, kept)
@@ -57,18 +74,6 @@ def set_aside(lake: Lake, path: Path, why: str) -> None:
     except (OSError, duckdb.Error) as error:
         raise OutsideError(f"{path} is damaged and cannot be set aside: {error}") from None
     lake.report(f"{path} is damaged ({why}): its rows are lost, see {home / GAPS}; it is kept as {kept}")
-
-
-def load_gaps(home: Path) -> list[dict[str, Any]]:
-    """Return what was lost in damaged files, each file once. A truncated line is skipped."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    with suppress(FileNotFoundError):
-        for line in (home / GAPS).read_bytes().splitlines():
-            with suppress(ValueError, RecursionError):
-                gap = parse_json(line)
-                if isinstance(gap, dict):
-                    found[tuple(map(str, map(gap.get, ("set", "date", "file", "bytes"))))] = gap
-    return list(found.values())
 
 
 def _link(path: Path, kept: Path) -> None:
@@ -82,21 +87,15 @@ def _link(path: Path, kept: Path) -> None:
         shutil.copyfile(path, kept)
 
 
-def record_gap(home: Path, lost: dict[str, Any]) -> None:
+def record_gap(home: Path, lost: Lost) -> None:
     """On the disk on return."""
-    gap = {"time": round(time.time(), 3), **lost}
+    lost.time = round(time.time(), 3)
     file = os.open(home / GAPS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, json.dumps(gap).encode() + b"\n")
+        os.write(file, json.dumps(lost.to_dict()).encode() + b"\n")
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _describe(lake: Lake, path: Path) -> dict[str, Any]:
-    """Its size, of which jobs or segments it was made, and what its footer still says: rows and times."""
-    size = path.stat().st_size if path.exists() else 0
-    return {"bytes": size, "made_of": list(_made_of(path))[:_MOST_NAMED], **_footer(lake, path)}
 
 
 def _made_of(path: Path) -> Iterable[str]:
@@ -111,7 +110,8 @@ def _made_of(path: Path) -> Iterable[str]:
     return []
 
 
-def _footer(lake: Lake, path: Path) -> dict[str, Any]:
+def _read_footer(lake: Lake, path: Path, lost: Lost) -> None:
+    """Add what the footer still says."""
     from joblens.store.lake.lake import literal
 
     table = f"parquet_metadata({literal(path)})"
@@ -122,12 +122,9 @@ def _footer(lake: Lake, path: Path) -> dict[str, Any]:
         f"FROM {table}"
     )
     try:
-        rows, first, last, first_node, last_node = lake.connection.execute(query).fetchall()[0]
+        rows, *texts = lake.connection.execute(query).fetchall()[0]
     except Exception:  # the footer itself is damaged: whatever DuckDB makes of it
-        return {}
-    known = {"rows": rows, "from": first, "to": last, "first_node": first_node, "last_node": last_node}
-    return {
-        name: int(value) if name == "rows" else str(value)
-        for name, value in known.items()
-        if value is not None
-    }
+        return
+    lost.rows = None if rows is None else int(rows)
+    known = (None if text is None else str(text) for text in texts)
+    lost.first, lost.last, lost.first_node, lost.last_node = known

@@ -25,6 +25,7 @@ from joblens.store.lake.folder import HUB, Extent, JobFile, job_file, list_folde
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
+    from joblens.store.lake.columns import Arrays
     from joblens.store.lake.engine import duckdb
 
 # USE_TMP_FILE: the name to write to is not the final one already. DICTIONARY_SIZE_LIMIT: values that differ
@@ -248,7 +249,7 @@ class Lake:
         path: Path,
         group_rows: int = _LARGEST_GROUP,
         selected: str = "*",
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, list[str]] | None = None,
     ) -> None:
         """Write rows to a file, which then has all of them or does not exist. Raises duckdb.Error or OSError.
 
@@ -322,14 +323,12 @@ class Lake:
 
     def query_columns(
         self, files: list[Path], columns: Mapping[str, str], text: str, values: Any = None
-    ) -> dict[str, Any]:
+    ) -> Arrays:
         """The same as NumPy's arrays by name, masked where there is a NULL. Nothing if there is no file."""
 
-        def ask(sound: list[Path]) -> dict[str, Any]:
+        def ask(sound: list[Path]) -> Arrays:
             table = _typed(sound, columns, self.schema(sound))
-            found: dict[str, Any] = self.connection.execute(
-                text.replace("{lake}", table), values or {}
-            ).fetchnumpy()
+            found: Arrays = self.connection.execute(text.replace("{lake}", table), values or {}).fetchnumpy()
             return found
 
         return self.attempt(files, ask, {})

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import sync_folder
@@ -17,7 +17,7 @@ from joblens.store.lake.lake import Lake, as_table, reason
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
-    import numpy
+    from joblens.store.lake.columns import Array
 
 _MOST_COMPARED = 200  # columns: no two rows of one node and time are alike in so many
 _WORD = 1 << 63
@@ -28,7 +28,7 @@ class Stored(NamedTuple):
 
     name: str
     select: str  # in SQL, of the array by the name `raw`
-    values: numpy.ndarray[Any, Any]
+    values: Array
 
 
 class Importer:
@@ -52,14 +52,12 @@ class Importer:
             saved += self._save_day(folder / name, set_name, date, at[chosen], part)
         return saved
 
-    def _save_day(
-        self, path: Path, set_name: str, date: str, times: numpy.ndarray[Any, Any], columns: list[Stored]
-    ) -> int:
+    def _save_day(self, path: Path, set_name: str, date: str, times: Array, columns: list[Stored]) -> int:
         from joblens.store.lake.engine import duckdb
 
         connection = self.lake.connection
         selected = ["make_timestamp_ns(time) AS time"]
-        arrays: dict[str, Any] = {"time": times}
+        arrays = {"time": times}
         for number, column in enumerate(columns):
             raw = f"raw {number}"
             arrays[raw] = column.values
