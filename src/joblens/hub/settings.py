@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from joblens.core.config import Settings, as_table, check_names, parse_table, split_address, typed
+from joblens.core.config import Settings, as_table, check_names, parse_table, split_address
 from joblens.core.errors import ConfigError
 from joblens.core.toml import Table, Value
 
@@ -74,6 +74,7 @@ _LEAST = {
     "journal_bytes": 1,
     "drain_seconds": 0.0,
 }
+_LISTS = ("munge_clusters", "munge_hosts", "munge_uids")
 INFERRED, NONE = "inferred", "none"
 SCHEDULERS = ("", "slurm", "flux", "pbs", INFERRED, NONE)
 _LEAST_OF_JOBS = {
@@ -90,11 +91,16 @@ _MOST = {"batch_bytes": 64 * _MIB, "timeout": 3600.0, "segment_seconds": 86_400.
 def parse_hub_settings(found: Table, path: str) -> HubSettings:
     """Parse a file, which agent and hub of one machine can share: each reads its own part."""
     check_names(found, (*Settings._fields, "hub", "serve"), path, "")
-    table = as_table(found.get("hub", {}), path, "hub")
-    defaults = HubSettings()._asdict()
-    check_names(table, defaults, path, "hub.")
-    values = {name: _typed(value, defaults[name], path, name) for name, value in table.items()}
-    settings = HubSettings(**values)
+    table = dict(as_table(found.get("hub", {}), path, "hub"))
+    sinks = as_table(table.pop("sinks", {}), path, "hub.sinks")
+    jobs = as_table(table.pop("jobs", {}), path, "hub.jobs")
+    given = HubSettings(
+        kafka=as_table(table.pop("kafka", {}), path, "hub.kafka"),
+        sinks={name: as_table(it, path, f"hub.sinks.{name}") for name, it in sinks.items()},
+        jobs=parse_table(jobs, JobsSettings(), path, "hub.jobs"),
+    )
+    lists = {name: _munge(table.pop(name), path, f"hub.{name}") for name in _LISTS if name in table}
+    settings = parse_table(table, given._replace(**lists), path, "hub")
     for name, least in _LEAST.items():
         _check_size(f"hub.{name}", getattr(settings, name), least, _MOST.get(name, 1 << 62), path)
     for name, smallest in _LEAST_OF_JOBS.items():
@@ -130,22 +136,7 @@ def is_loopback(listen: str) -> bool:
         return host == "localhost"
 
 
-def _typed(value: Any, default: Any, path: str, name: str) -> Any:
-    if name == "sinks":
-        return {
-            key: as_table(table, path, f"hub.sinks.{key}")
-            for key, table in as_table(value, path, "hub.sinks").items()
-        }
-    if name == "kafka":
-        return as_table(value, path, "hub.kafka")
-    if name == "jobs":
-        return parse_table(as_table(value, path, "hub.jobs"), JobsSettings(), path, "hub.jobs")
-    if name in ("munge_clusters", "munge_hosts", "munge_uids"):
-        return _munge(value, path, f"hub.{name}")
-    return typed(value, default, path, f"hub.{name}")
-
-
-def _munge(value: Any, path: str, name: str) -> tuple[Any, ...]:
+def _munge(value: Any, path: str, name: str) -> Any:
     example = {"hub.munge_uids": "[0]", "hub.munge_hosts": '["c17=box"]'}.get(name, '["fox"]')
     right = isinstance(value, list) and (value or name != "hub.munge_uids")
     if not right or not all(_is_one(it, name) for it in value):

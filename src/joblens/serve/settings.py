@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from joblens.core.config import Settings, as_table, check_names, split_address, split_url, typed
+from joblens.core.config import Settings, as_table, check_names, parse_table, split_address, split_url
 from joblens.core.errors import ConfigError
 from joblens.core.toml import Table
 from joblens.hub.settings import is_loopback
@@ -54,10 +54,15 @@ class ServeSettings(NamedTuple):
 def parse_serve_settings(found: Table, path: str) -> ServeSettings:
     """Parse a file, which agent, hub and service can share: each reads its own part."""
     check_names(found, (*Settings._fields, "hub", "serve"), path, "")
-    table = as_table(found.get("serve", {}), path, "serve")
-    defaults = ServeSettings()._asdict()
-    check_names(table, defaults, path, "serve.")
-    settings = ServeSettings(**{name: _typed(it, defaults[name], path, name) for name, it in table.items()})
+    table = dict(as_table(found.get("serve", {}), path, "serve"))
+    roles = as_table(table.pop("roles", {}), path, "serve.roles")
+    check_names(roles, RoleSettings._fields, path, "serve.roles.")
+    managers = as_table(table.pop("managers", {}), path, "serve.managers")
+    given = ServeSettings(
+        roles=RoleSettings(**{it: _names(names, path, f"serve.roles.{it}") for it, names in roles.items()}),
+        managers={it: _names(names, path, f"serve.managers.{it}") for it, names in managers.items()},
+    )
+    settings = parse_table(table, given, path, "serve")
     for name, least in _LEAST.items():
         value, most = getattr(settings, name), _MOST[name]
         if not least <= value <= most:
@@ -80,17 +85,6 @@ def check_safety(settings: ServeSettings) -> None:
             f"{settings.listen} is reachable from other machines: set serve.certificate and "
             "serve.private_key, or serve.insecure = true if a proxy before it has TLS"
         )
-
-
-def _typed(value: Any, default: Any, path: str, name: str) -> Any:
-    if name == "roles":
-        table = as_table(value, path, "serve.roles")
-        check_names(table, RoleSettings._fields, path, "serve.roles.")
-        return RoleSettings(**{role: _names(it, path, f"serve.roles.{role}") for role, it in table.items()})
-    if name == "managers":
-        table = as_table(value, path, "serve.managers")
-        return {account: _names(it, path, f"serve.managers.{account}") for account, it in table.items()}
-    return typed(value, default, path, f"serve.{name}")
 
 
 def _names(value: Any, path: str, name: str) -> tuple[str, ...]:

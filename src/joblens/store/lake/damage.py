@@ -63,7 +63,7 @@ def set_aside(lake: Lake, path: Path, why: str) -> None:
     lost = Lost(kind="lake", set=set_name, date=date, file=path.name, why=why)
     lost.bytes = path.stat().st_size if path.exists() else 0
     lost.made_of = list(_made_of(path))[:_MOST_NAMED]
-    _read_footer(lake, path, lost)
+    _add_footer(lake, path, lost)
     try:
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         _link(path, kept)
@@ -110,7 +110,7 @@ def _made_of(path: Path) -> Iterable[str]:
     return []
 
 
-def _read_footer(lake: Lake, path: Path, lost: Lost) -> None:
+def _add_footer(lake: Lake, path: Path, lost: Lost) -> None:
     """Add what the footer still says."""
     from joblens.store.lake.lake import literal
 
