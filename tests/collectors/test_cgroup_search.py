@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from joblens.agent.live import describe_sets
 from joblens.agent.sampler import Sampler
 from joblens.collectors.cgroups import cgroups
 from joblens.core.config import Settings
@@ -105,7 +106,7 @@ def test_more_groups_than_are_measured(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(sampler.latest["cgroup"].rows.keys) == 10
     lines = [line for line in log if line.startswith("cgroups:")]
     assert lines == ["cgroups: 6 of 16 cgroups are not measured: the limit is 10"]
-    (described,) = [it for it in sampler.describe()["sets"] if it["set"] == "cgroup"]
+    (described,) = [it for it in describe_sets(sampler)["sets"] if it["set"] == "cgroup"]
     assert (described["state"], described["error"]) == (
         "ok", "8 of 18 cgroups are not measured: the limit is 10",
     )  # fmt: skip

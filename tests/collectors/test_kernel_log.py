@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from joblens.agent.live import describe_sets
 from joblens.agent.sampler import Sampler
 from joblens.collectors.kernel_log import (
     Event,
@@ -247,7 +248,7 @@ def test_without_permission(tmp_path: Path) -> None:
     (found,) = [it for it in sampler.running if it.collector.name == "kernel_log"]
     assert (found.present, found.error) == (False, "")
     assert not [line for line in logged if "kernel_log" in line]
-    (shown,) = [it for it in sampler.describe()["sets"] if it["set"] == "kernel_log"]
+    (shown,) = [it for it in describe_sets(sampler)["sets"] if it["set"] == "kernel_log"]
     assert (shown["state"], shown["error"]) == ("absent", "/dev/kmsg needs CAP_SYSLOG")
 
 

@@ -191,11 +191,11 @@ class Agent:
         return Response(200, content_type, self._pages.get(request.path + content_type, version, render))
 
     def _page(self, request: Request) -> Optional[Tuple[str, Callable[[], bytes]]]:
-        if request.path == "/sets":
-            return "application/json", lambda: _json(self.sampler.describe())
-        if request.path == "/now":
-            from joblens.agent.live import describe_now
+        if request.path in ("/sets", "/now"):
+            from joblens.agent.live import describe_now, describe_sets
 
+            if request.path == "/sets":
+                return "application/json", lambda: _json(describe_sets(self.sampler))
             return "application/json", lambda: _json(describe_now(self.sampler, self.settings.interval))
         if request.path == "/metrics":
             openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")

@@ -13,7 +13,7 @@ from joblens.core.config import CollectorSettings, Option, Settings
 from joblens.core.counter_file import CounterFile, Round
 from joblens.core.errors import PrivilegeError, sentence
 from joblens.core.host import Host
-from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
+from joblens.core.model import COUNTER, GAUGE, Column, Rows, Sample, Schema
 
 if TYPE_CHECKING:
     from joblens.attribution.ends import Ends
@@ -379,24 +379,12 @@ class Sampler:
 
     def known(self) -> List[Rows]:
         """Return the latest rows of all sets, for a reader between two ticks."""
-        jobs = {rows.schema.set: rows for rows in self._jobs()}
+        jobs = {rows.schema.set: rows for rows in self.known_jobs()}
         old = {rows.schema.set for it in self.running if it.error or not it.present for rows in it.sets}
         if "gpu" in old:
             old.add("job_gpu")
         sets = [jobs.pop(name, sample.rows) for name, sample in self.latest.items() if name not in old]
         return [*sets, *jobs.values(), self._health(), self._failing()]
-
-    def describe(self) -> Dict[str, Any]:
-        """Return the sampled sets with their health, and the jobs, as plain data."""
-        jobs, _, infos = self._jobs()
-        return {
-            "node": self.attribution.owners.node,
-            "sets": [found for it in self.running for found in self._describe(it)],
-            "jobs": [
-                {**dict(zip(infos.schema.labels, key)), **_base_units(jobs, number)}
-                for number, key in enumerate(infos.keys)
-            ],
-        }
 
     def sets(self) -> List[Tuple[Running, Rows]]:
         """Return the last rows of each collector whose source is present."""
@@ -406,38 +394,12 @@ class Sampler:
         """Return the jobs without their usage."""
         return self.attribution.infos(self._knows_processes())
 
-    def job_totals(self) -> Rows:
-        """Return the jobs' usage as last known."""
-        return self._jobs()[0]
-
-    def _jobs(self) -> Tuple[Rows, ...]:
+    def known_jobs(self) -> Tuple[Rows, ...]:
+        """Return the jobs' usage as last known, that of their steps, and the jobs without it."""
         return self.attribution.latest(self._knows_processes())
 
     def _knows_processes(self) -> bool:
         return all(not it.error and it.present for it in self.running if it.collector.name == "processes")
-
-    def _describe(self, it: Running) -> List[Dict[str, Any]]:
-        state = "failing" if it.error else "ok" if it.present else "absent"
-        common: Dict[str, Any] = {
-            "collector": it.collector.name,
-            "state": state,
-            "error": it.error or it.warning,
-            "interval_seconds": it.every * self.interval,
-            "duration_seconds": it.duration_ns / 1e9,
-        }
-        if not it.sets or state == "absent":
-            return [{**common, "set": it.collector.name, "rows": 0, "values": 0, "age_seconds": None}]
-        now = self.host.now_ns()
-        return [
-            {
-                **common,
-                "set": rows.schema.set,
-                "rows": len(rows.keys),
-                "values": len(rows.values),
-                "age_seconds": max(now - self.latest[rows.schema.set].time_ns, 0) / 1e9,
-            }
-            for rows in it.sets
-        ]
 
     def _health(self) -> Rows:
         """Without absent optional hardware, which an alert on failing collectors would match."""
@@ -454,13 +416,6 @@ class Sampler:
     def _reason(self, part: Health) -> str:
         """Return why it is failing or incomplete; an unprivileged agent is expected to lack capabilities."""
         return part.error or (part.warning if self.host.uid == 0 else "")
-
-
-def _base_units(rows: Rows, number: int) -> Dict[str, Any]:
-    return {
-        column.name: None if value == ABSENT else column.in_base_units(value)
-        for column, value in zip(rows.schema.columns, rows.row(number))
-    }
 
 
 def _plan(collector: Collector, settings: Settings) -> Tuple[int, Dict[str, Option]]:
