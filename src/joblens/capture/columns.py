@@ -20,21 +20,24 @@ from joblens.capture.merging import (
     Merge,
     MergedRecords,
     RecordMatrix,
+)
+from joblens.capture.processes import (
+    NO_PROGRAM,
+    Program,
     make_program,
     make_spawned,
+    scale_counts,
     split_texts,
+    sum_counts,
 )
-from joblens.capture.processes import NO_PROGRAM, Program, scale_counts, sum_counts
 from joblens.capture.records import (
     COUNTS,
     END,
     EVENTS,
     EXEC,
-    EXEC_FAILED,
     FIELDS,
-    FORK,
     LARGEST,
-    LAST,
+    LETTERS,
     MAGIC,
     MOST,
     SPAWN,
@@ -49,7 +52,6 @@ from joblens.core.model import ABSENT
 if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
-_LETTERS = START + FORK + EXEC + EXEC_FAILED + SPAWN + WAIT + END + LAST + THREAD + COUNTS
 _PLACES = {kind: {name: place for place, name in enumerate(names)} for kind, names in FIELDS.items()}
 _WITH_TEXTS = frozenset(map(ord, (START, EXEC, SPAWN, THREAD)))
 _GIVEN = (
@@ -139,7 +141,7 @@ class NativeReader(ColumnReader):
     """The same in C."""
 
     def __init__(self) -> None:
-        self._records = counter_file.native.new_records(bytes(len(FIELDS[kind]) for kind in _LETTERS))
+        self._records = counter_file.native.new_records(bytes(len(FIELDS[kind]) for kind in LETTERS))
         self.damage = Damage(0, 0)
 
     def take(self, piece: bytes) -> None:

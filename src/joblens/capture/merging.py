@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from joblens.capture.processes import NO_PROGRAM, Program
+from joblens.capture.processes import NO_PROGRAM, Program, make_program, make_spawned, split_texts
 from joblens.capture.records import (
     COUNTS,
     END,
@@ -38,7 +38,6 @@ HEADER = struct.Struct("<4sIHBB")
 MOST_PID = 1 << 31
 NONE, _OTHER = -1, 1 << 40  # places of records
 _KINDS = {ord(kind): kind for kind in FIELDS}
-_TEXTS = 5  # of a start, before the arguments
 _MOST_PROGRAMS = 10_000  # whose texts are remembered
 
 
@@ -337,22 +336,6 @@ class _Chosen:
             if kind is not None and name in kind.places:
                 found[chosen] = kind.matrix()[self.rows[chosen] - first, kind.places[name]]
         return found
-
-
-def make_program(texts: list[str], share: Callable[[str], str]) -> Program:
-    """From the texts of a start."""
-    shared = [share(text) for text in [*texts[:_TEXTS], *[""] * _TEXTS][:_TEXTS]]
-    return Program._make([*shared, " ".join(texts[_TEXTS:])])
-
-
-def make_spawned(program: Program, texts: list[str], share: Callable[[str], str]) -> Program:
-    path, *arguments = texts or [""]
-    return program._replace(executable=share(path), command=" ".join(arguments))
-
-
-def split_texts(data: bytes) -> list[str]:
-    """What follows the last zero byte is a text that was cut off, or nothing."""
-    return data.decode("utf-8", "replace").split("\0")[:-1]
 
 
 def _array(numbers: list[int]) -> Numbers:

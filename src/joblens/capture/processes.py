@@ -9,7 +9,7 @@ it also includes waited-for children, which are subtracted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from joblens.capture.records import (
@@ -73,6 +73,22 @@ class Program(NamedTuple):
 
 
 NO_PROGRAM = Program()
+
+
+def make_program(texts: list[str], share: Callable[[str], str] = str) -> Program:
+    """From the texts of a start. Those that many processes share become the same objects."""
+    shared = [share(text) for text in [*texts[:_TEXTS], *_NO_TEXTS][:_TEXTS]]
+    return Program._make([*shared, " ".join(texts[_TEXTS:])])
+
+
+def make_spawned(program: Program, texts: list[str], share: Callable[[str], str] = str) -> Program:
+    path, *arguments = texts or [""]
+    return program._replace(executable=share(path), command=" ".join(arguments))
+
+
+def split_texts(data: bytes) -> list[str]:
+    """What follows the last zero byte is a text that was cut off, or nothing."""
+    return data.decode("utf-8", "replace").split("\0")[:-1]
 
 
 class _Process:
@@ -179,8 +195,7 @@ class Merger:
 
     def _take_start(self, record: Record) -> None:
         process = self._find(record)
-        executable, folder, tags, rank, step = [*record.texts, *_NO_TEXTS][:_TEXTS]
-        process.program = Program(executable, folder, tags, rank, step, " ".join(record.texts[_TEXTS:]))
+        process.program = make_program(record.texts)
         process.next_program = ""
         process.images += 1
         process.counts_before += process.counts.values()
@@ -212,8 +227,7 @@ class Merger:
         if process is None or (process.is_reaped and (process.ended or 0) < before):
             process = self._new(child, 0, fields["pid"])
         if not process.program.executable:
-            path, *arguments = record.texts or [""]
-            process.program = process.program._replace(executable=path, command=" ".join(arguments))
+            process.program = make_spawned(process.program, record.texts)
         process.see(before)
 
     def _take_wait(self, record: Record) -> None:

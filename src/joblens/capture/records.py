@@ -47,6 +47,7 @@ EVENTS = ("task_clock", "context_switches", "page_faults", "instructions", "cycl
 _COUNTS = tuple(f"{name}{part}" for name in EVENTS for part in ("", "_enabled", "_running"))
 
 START, FORK, EXEC, EXEC_FAILED, SPAWN, WAIT, END, LAST, THREAD, COUNTS = "SFXYPWELTC"
+LETTERS = "SFXYPWELTC"  # as in capture_records.c
 FIELDS = {
     START: (*_PROCESS, "group", "session", "uid", "cpu", *_RUSAGE),
     FORK: (*_PROCESS, "group", "session", "uid"),

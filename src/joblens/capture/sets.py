@@ -9,7 +9,7 @@ from joblens.capture.records import EVENTS, MOST
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END, how_ended
 from joblens.core.model import ABSENT, Rows
 
-_KEYS = (
+KEYS = (
     "user", "system", "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches",
     "read_chars", "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes",
     "cancelled_bytes", "run_delay", "slices", *(f"perf_{name}" for name in EVENTS),
@@ -33,7 +33,7 @@ def _process_values(end: ProcessEnd) -> list[int]:
     usage = end.usage
     status = usage.get("status")
     code, signal = (ABSENT, ABSENT) if status is None else how_ended(status, ABSENT)
-    began, ended, *rest = _values(usage, ("began", "ended", "threads", "peak_kib", *_KEYS))
+    began, ended, *rest = _values(usage, ("began", "ended", "threads", "peak_kib", *KEYS))
     return [began, ended, int(end.exact), code, signal, end.images, *rest]
 
 
@@ -42,7 +42,7 @@ def thread_rows(job: JobKey, ends: Iterable[ThreadEnd]) -> Rows:
     keys, values = [], list[int]()
     for end in ends:
         keys.append((cluster, id, node, end.pid, end.start, end.thread, end.name, ""))
-        values += _values(end.usage, ("thread_start", "time", "running", "cpu", *_KEYS))
+        values += _values(end.usage, ("thread_start", "time", "running", "cpu", *KEYS))
     return Rows(THREAD_END, tuple(keys), values)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from joblens.capture.processes import Merger, ProcessEnd, ThreadEnd
-from joblens.capture.records import Records, describe_damage, describe_full
+from joblens.capture.native_rows import is_available, read_rows
+from joblens.capture.processes import Merger
+from joblens.capture.records import Damage, Records, describe_damage, describe_full
 from joblens.capture.session import FOLDER, SUFFIX, remove_folder
 from joblens.capture.sets import JobKey, process_rows, thread_rows
 from joblens.core.errors import sentence
@@ -22,7 +22,6 @@ from joblens.wire.header import Head
 # Repeated after a crash, the same batches are written again: their numbers follow those of all samples.
 _FIRST = 50_000_000
 _ROWS = 5000  # per batch
-_Row = TypeVar("_Row")
 
 
 def take_captured(found: Incoming) -> list[str]:
@@ -61,22 +60,23 @@ def _rows_of(path: Path, facts: JobFacts, problems: list[str]) -> Iterator[Rows]
 
 def make_rows(job: JobKey, data: bytes, problems: list[str]) -> Iterator[Rows]:
     """Yield the processes and threads in the records of a node. Damage is added to `problems`."""
+    *found, damage = (read_rows(job, data) if is_available() else None) or _merge(job, data)
+    problems += describe_damage(f"capture on {job[2]}", damage)
+    problems += describe_full(f"capture on {job[2]}", len(data))
+    for rows in found:
+        yield from _chunks(rows)
+
+
+def _merge(job: JobKey, data: bytes) -> tuple[Rows, Rows, Damage]:
     records, merger = Records(data), Merger()
     merger.take(records)
-    problems += describe_damage(f"capture on {job[2]}", records.damage)
-    problems += describe_full(f"capture on {job[2]}", len(data))
-    yield from _make_rows(job, merger.processes(), merger.threads)
+    return process_rows(job, merger.processes()), thread_rows(job, merger.threads), records.damage
 
 
-def _make_rows(job: JobKey, processes: list[ProcessEnd], threads: list[ThreadEnd]) -> Iterator[Rows]:
-    for some in _chunks(processes):
-        yield process_rows(job, some)
-    for few in _chunks(threads):
-        yield thread_rows(job, few)
-
-
-def _chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    return (rows[first : first + _ROWS] for first in range(0, len(rows), _ROWS))
+def _chunks(rows: Rows) -> Iterator[Rows]:
+    for first in range(0, len(rows.keys), _ROWS):
+        width, last = len(rows.schema.columns), first + _ROWS
+        yield Rows(rows.schema, rows.keys[first:last], rows.values[first * width : last * width])
 
 
 def _write(found: Incoming, number: int, sample: Sample) -> None:

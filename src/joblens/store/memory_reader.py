@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from joblens.core.model import ABSENT, Number, Rows, Sample, Schema
+from joblens.core.model import ABSENT, Column, Number, Rows, Sample, Schema
 from joblens.record.ends import SETS, TEXTS, EndedProcess, merge_sources
 from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
@@ -23,7 +23,6 @@ from joblens.store.reader import (
     Series,
     Span,
     find_breaks,
-    make_end,
 )
 
 _DAY_NS = 86_400 * 10**9
@@ -130,12 +129,8 @@ class SamplesReader:
     def ends(self, span: Span, kind: type[End], most: int | None = None) -> list[End]:
         found: list[End] = []
         for sample in self._within(span._replace(end=span.end + SPAN_MARGIN), SETS[kind]):
-            layout = _Layout(sample.rows.schema, self._node)
-            for number, key in enumerate(sample.rows.keys):
-                cells = ((name, layout.cell(key, sample.rows.row(number), name)) for name in kind._fields)
-                end = make_end(kind, cells)
-                if span.has_begin(sample.time_ns / 1e9 if end.began_seconds is None else end.began_seconds):
-                    found.append(end)
+            seen, ends = sample.time_ns / 1e9, _make_ends(kind, sample.rows)
+            found += (it for it in ends if span.has_begin(_or(it.began_seconds, seen)))
         found.sort(key=lambda end: (end.began_seconds or 0, end.pid, end.start))
         return merge_sources(found if most is None else found[:most])
 
@@ -234,6 +229,40 @@ def _sum(parts: list[Rows], name: str) -> float | None:
     return total
 
 
+def _or(moment: float | None, otherwise: float) -> float:
+    return otherwise if moment is None else moment
+
+
+def _make_ends(kind: type[End], rows: Rows) -> Iterator[End]:
+    """From labels and values, column by column; unknown ones keep their default."""
+    labels = {name: place for place, name in enumerate(rows.schema.labels)}
+    values = {stored_name(column): (n, column) for n, column in enumerate(rows.schema.columns)}
+    cells: list[Iterable[str | Number | None]] = []
+    for name in kind._fields:
+        default = kind._field_defaults[name]
+        if name in labels:
+            cells.append(_label_cells(rows, labels[name], name in TEXTS, default))
+        elif name in values:
+            cells.append(_value_cells(rows, *values[name], default))
+        else:
+            cells.append([default] * len(rows.keys))
+    return (kind._make(row) for row in zip(*cells, strict=True))
+
+
+def _label_cells(rows: Rows, place: int, is_text: bool, default: Any) -> Iterable[str | Number | None]:
+    if is_text:
+        return [storable(str(key[place])) for key in rows.keys]
+    return [key[place] if type(key[place]) is int else default for key in rows.keys]
+
+
+def _value_cells(rows: Rows, place: int, column: Column, default: Any) -> Iterable[str | Number | None]:
+    factor, divisor = column.factor, column.divisor
+    found = rows.values[place :: len(rows.schema.columns)]
+    if divisor == 1:
+        return [default if value == ABSENT else value * factor for value in found]
+    return [default if value == ABSENT else value * factor / divisor for value in found]
+
+
 class _Layout:
     """Where in the rows of a schema stands what is known of a process. A batch need not have all of it."""
 
@@ -254,12 +283,6 @@ class _Layout:
     def text(self, key: tuple[Any, ...], name: str, otherwise: str) -> str:
         place = self._labels.get(name)
         return otherwise if place is None else str(key[place])
-
-    def cell(self, key: tuple[Any, ...], row: list[int], name: str) -> str | Number | None:
-        """Return a label or a value."""
-        if name not in self._labels:
-            return self.value(row, name)
-        return storable(self.text(key, name, "")) if name in TEXTS else self.number(key, name)
 
     def value(self, row: list[int], name: str) -> Number | None:
         place, column = self._columns.get(name, (0, None))

@@ -156,11 +156,6 @@ def _known(kind: type[End], name: str) -> str:
     return identifier(name) if default is None else f"coalesce({identifier(name)}, {default!r})"
 
 
-def make_end(kind: type[End], cells: Iterable[tuple[str, Any]]) -> End:
-    """From columns by name; unknown ones keep their default."""
-    return kind(**{name: cell for name, cell in cells if cell is not None})
-
-
 class Reader(Protocol):
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         """Over all that the set has a row for (devices, interfaces), added up."""
