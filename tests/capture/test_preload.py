@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -17,7 +18,15 @@ import pytest
 
 from capture.library import Captured, compile_program, library, run_captured
 from core.test_secrets import CASES, OWN, OWN_CASES, OWN_WORDS, WORDS
-from joblens.capture.library import LIBRARY, capture_environment, is_preloadable
+from joblens.capture.library import (
+    CONTAINER_PROGRAMS,
+    LIBRARY,
+    SOURCE,
+    build_library,
+    can_load,
+    capture_environment,
+    is_preloadable,
+)
 from joblens.capture.records import START, UNKNOWN, parse_records
 from joblens.core.secrets import MASKS, mask_arguments
 
@@ -433,3 +442,61 @@ def test_a_folder_of_another_user_is_not_used(preload: str) -> None:
             subprocess.run(["/bin/true"], env=env, user=1000, check=True)
             found.append(len(list(folder.iterdir())))
     assert found == [0, 1]
+
+
+def test_programs_that_cannot_load_it(preload: str, tmp_path: Path) -> None:
+    """In a container the linker would print a message for each program: those that start one get the list
+    without the library, however they are started. Who waits for them still has an exact record."""
+    other = subprocess.run(["cc", "-print-file-name=libm.so.6"], capture_output=True, text=True, check=True)
+    program = tmp_path / "apptainer"
+    program.write_text('#!/bin/sh\necho "$LD_PRELOAD"\n')
+    program.chmod(0o755)
+    source = f"""int main(){{ char *a[] = {{"apptainer", 0}}; pid_t p; setenv("PATH", "{tmp_path}:/bin", 1);
+        if (!vfork()) execve("{program}", a, environ);
+        wait(0);
+        if (!fork()) execvp("apptainer", a);
+        wait(0);
+        posix_spawn(&p, "{program}", 0, 0, a, environ);
+        wait(0);
+        posix_spawnp(&p, "apptainer", 0, 0, a, environ);
+        wait(0);
+        execl("/bin/sh", "sh", "-c", "env apptainer; exit 3", (char *)0); }}"""
+    command = [compile_program(tmp_path, _HEAD + source)]
+    for given in ("", other.stdout.strip()):
+        found = run_captured(preload, tmp_path, command, LD_PRELOAD=given)
+        assert (found.code, found.output.decode(), found.errors) == (3, f"{given}\n" * 5, b"")
+        assert [it.exact for it in found.named("apptainer")] == [True] * 5
+        shutil.rmtree(tmp_path / "records")
+
+
+def test_the_same_containers_in_both_languages() -> None:
+    text = Path(SOURCE).read_text()
+    listed = text.partition("container_programs[] = {")[2].partition("}")[0]
+    assert set(re.findall(r'"([^"]+)"', listed)) == CONTAINER_PROGRAMS
+
+
+_PRINTED = '#include <stdio.h>\n#include <stdlib.h>\nint main(){ puts(getenv("LD_PRELOAD")); }'
+
+
+def test_programs_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where such can be run, they get the list without the library. Here it is one whose header says so:
+    the kernel does not look at that byte."""
+    linker = tmp_path / "linker"
+    linker.touch()
+    source = tmp_path / "preload.c"
+    source.write_text(re.sub(r'"/lib/ld-linux[^"]*"', f'"{linker}"', Path(SOURCE).read_text()))
+    monkeypatch.setattr("joblens.capture.library.SOURCE", str(source))
+    monkeypatch.setattr("joblens.capture.library._SMALL_LINKERS", {os.uname().machine: str(linker)})
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    built = str(tmp_path / "libjoblens-capture.so")
+    assert build_library(built) == ""
+    program = compile_program(tmp_path, _PRINTED, "-static")
+    for expected in (built, ""):
+        found = run_captured(built, tmp_path, ["/bin/sh", "-c", f"{program}; exit 3"])
+        assert (found.code, found.output.decode()) == (3, f"{expected}\n")
+        assert [can_load(program), can_load("program")] == [bool(expected)] * 2
+        for other in ("/bin/sh", str(source), "/no/such/program", "no-such-program"):
+            assert can_load(other)
+        with Path(program).open("r+b") as file:
+            file.seek(4)
+            file.write(b"\x01")

@@ -15,11 +15,17 @@ FOLDER = "JOBLENS_CAPTURE"  # names the folder of the records to the library
 _HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(_HERE, "preload.c")
 LIBRARY = os.path.join(_HERE, "libjoblens-capture.so")
-# Two segments instead of four: fewer calls of mmap(2) at the start of each program. What compilers of some
-# distributions add by default needs symbols that not every libc has.
+CONTAINER_PROGRAMS = frozenset(
+    "apptainer singularity podman docker nerdctl enroot ch-run shifter sarus chroot bwrap proot".split()
+)
+_SMALL_PROGRAM = b"\x7fELF\x01"  # of 32 bits
+_SMALL_LINKERS = {"x86_64": "/lib/ld-linux.so.2", "aarch64": "/lib/ld-linux-armhf.so.3"}
+# Two segments instead of four: fewer calls of mmap(2) at the start of each program. Symbols are bound then:
+# most of them are used, and one by one takes longer. What compilers of some distributions add needs symbols
+# that not every libc has.
 _FLAGS = (
     "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden -fno-strict-aliasing "
-    "-fno-stack-protector -U_FORTIFY_SOURCE -Wl,-O1,--hash-style=gnu,-z,noseparate-code,-z,norelro"
+    "-fno-stack-protector -U_FORTIFY_SOURCE -Wl,-O1,--hash-style=gnu,-z,noseparate-code,-z,norelro,-z,now"
 ).split()
 
 
@@ -52,6 +58,23 @@ def capture_environment(given: Mapping[bytes, bytes], folder: str, library: str)
     path = os.fsencode(library)
     listed = before if path in before.replace(b":", b" ").split() else before + b":" * bool(before) + path
     return {b"LD_PRELOAD": listed, FOLDER.encode(): os.fsencode(os.path.realpath(folder))}
+
+
+def can_load(program: str) -> bool:
+    """Whether the library can be preloaded into a program and those that it starts. Otherwise, the dynamic
+    linker would print a message for each of them. The library asks the same before it executes another."""
+    if os.path.basename(program) in CONTAINER_PROGRAMS:
+        return False
+    if not os.path.exists(_SMALL_LINKERS.get(os.uname().machine, "")):
+        return True
+    folders = [""] if "/" in program else os.get_exec_path()
+    for path in (os.path.join(folder, program) for folder in folders):
+        try:
+            with open(path, "rb") as file:
+                return file.read(5) != _SMALL_PROGRAM
+        except OSError:
+            continue
+    return True
 
 
 def without_library(listed: str, library: str) -> str:

@@ -197,9 +197,11 @@ static uint32_t adler32(const unsigned char *data, unsigned size) {
   return (b % 65521u) << 16 | a % 65521u;
 }
 
+/* With O_CREAT, the kernel would lock the folder for each record. */
 static int open_file(void) {
-  const int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  return (int)CALL(SYS_openat, AT_FDCWD, file_path, flags, 0600);
+  const int flags = O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  int fd = (int)CALL(SYS_openat, AT_FDCWD, file_path, flags, 0);
+  return fd == -ENOENT ? (int)CALL(SYS_openat, AT_FDCWD, file_path, flags | O_CREAT, 0600) : fd;
 }
 
 /* Whether the program may write there: beyond its limit it would get SIGXFSZ. */
@@ -919,22 +921,78 @@ static int fail(long result) {
   return -1;
 }
 
-static const char not_captured[] = "JOBLENS_CAPTURE=";
+static const char not_captured[] = "JOBLENS_CAPTURE=", preloaded[] = "LD_PRELOAD=";
+static const char own_name[] = "libjoblens-capture.so";
 
 static int names_folder(const char *variable) { return !strncmp(variable, not_captured, sizeof not_captured - 1); }
 
-/* The environment for the programs that a restricted program executes; it may be a copy of environ. */
-#define RELEASE(environment)                                                                   \
-  unsigned size = 0;                                                                           \
-  while (restricted && environment && environment[size]) size++;                               \
-  char *released[size + 1];                                                                    \
-  for (unsigned n = 0; n < size; n++)                                                          \
-    released[n] = names_folder(environment[n]) ? (char *)not_captured : environment[n];        \
+static int names_library(const char *variable) { return !strncmp(variable, preloaded, sizeof preloaded - 1); }
+
+/* In their containers the library does not exist: the dynamic linker would print a message for each program. */
+static const char *const container_programs[] = {"apptainer", "singularity", "podman", "docker", "nerdctl", "enroot",
+                                                 "ch-run",    "shifter",     "sarus",  "chroot", "bwrap",   "proot"};
+#if defined(__x86_64__)
+static const char small_linker[] = "/lib/ld-linux.so.2";
+#else
+static const char small_linker[] = "/lib/ld-linux-armhf.so.3";
+#endif
+
+/* Whether it is a program of 32 bits, where such programs can be run. */
+static int is_small(const char *path) {
+  unsigned char head[5] = {0};
+  if (!strchr(path, '/') || CALL(SYS_faccessat, AT_FDCWD, small_linker, F_OK, 0)) return 0;
+  long fd = CALL(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
+  if (fd < 0) return 0;
+  CALL(SYS_read, fd, head, sizeof head, 0);
+  CALL(SYS_close, fd, 0, 0, 0);
+  return !memcmp(head, "\177ELF\1", 5);
+}
+
+static int cannot_load(const char *path) {
+  if (!active || !any_pointer(path)) return 0;
+  const char *name = strrchr(path, '/');
+  name = name ? name + 1 : path;
+  for (unsigned n = 0; n < sizeof container_programs / sizeof *container_programs; n++)
+    if (!strcmp(name, container_programs[n])) return 1;
+  return is_small(path);
+}
+
+/* The variable without the library, in a buffer that is as large. */
+static char *without_library(char *target, const char *variable) {
+  const char *at = variable + sizeof preloaded - 1;
+  char *end = target + sizeof preloaded - 1;
+  memcpy(target, preloaded, sizeof preloaded);
+  while (*at) {
+    unsigned length = 0, own = sizeof own_name - 1;
+    while (at[length] && at[length] != ':' && at[length] != ' ') length++;
+    if (length && !(length > own && at[length - own - 1] == '/' && !memcmp(at + length - own, own_name, own))) {
+      if (end > target + sizeof preloaded - 1) *end++ = ':';
+      memcpy(end, at, length);
+      end += length;
+    }
+    at += length + (at[length] != 0);
+  }
+  *end = 0;
+  return target;
+}
+
+/* The environment for the programs that a restricted program executes, and for those that cannot load the library; it
+ * may be a copy of environ. */
+#define RELEASE(path, environment)                                                             \
+  int unloadable = cannot_load(path);                                                          \
+  unsigned size = 0, longest = 1;                                                              \
+  for (; (restricted || unloadable) && environment && environment[size]; size++)               \
+    if (names_library(environment[size])) longest += (unsigned)strlen(environment[size]);      \
+  char *released[size + 1], list[longest];                                                     \
+  for (unsigned n = 0; n < size; n++) {                                                        \
+    released[n] = restricted && names_folder(environment[n]) ? (char *)not_captured : environment[n]; \
+    if (unloadable && names_library(environment[n])) released[n] = without_library(list, environment[n]); \
+  }                                                                                            \
   released[size] = 0;                                                                          \
   if (size) environment = released
 
 EXPORT int execve(const char *path, char *const *arguments, char *const *environment) {
-  RELEASE(environment);
+  RELEASE(path, environment);
   int noted = note_exec(path);
   long result = CALL(SYS_execve, path, arguments, environment, 0);
   note_failed_exec(noted);
@@ -944,7 +1002,7 @@ EXPORT int execve(const char *path, char *const *arguments, char *const *environ
 EXPORT int execv(const char *path, char *const *arguments) { return execve(path, arguments, environ); }
 
 EXPORT int execvpe(const char *file, char *const *arguments, char *const *environment) {
-  RELEASE(environment);
+  RELEASE(file, environment);
   int noted = note_exec(file), result = RESOLVE(real_execvpe, "execvpe")(file, arguments, environment);
   note_failed_exec(noted);
   return result;
@@ -953,7 +1011,7 @@ EXPORT int execvpe(const char *file, char *const *arguments, char *const *enviro
 EXPORT int execvp(const char *file, char *const *arguments) { return execvpe(file, arguments, environ); }
 
 EXPORT int fexecve(int fd, char *const *arguments, char *const *environment) {
-  RELEASE(environment);
+  RELEASE(0, environment);
   char *const *given = any_pointer(arguments);
   int noted = note_exec(given ? given[0] : 0);
   int result = RESOLVE(real_fexecve, "fexecve")(fd, arguments, environment);
@@ -1005,7 +1063,7 @@ typedef int spawn_function(pid_t *, const char *, const posix_spawn_file_actions
 static int spawn_with(spawn_function *real, pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                       const posix_spawnattr_t *attributes, char *const *arguments, char *const *environment) {
   pid_t child = 0;
-  RELEASE(environment);
+  RELEASE(path, environment);
   uint64_t before = active ? clock_ns(CLOCK_REALTIME) : 0;
   int result = real(&child, path, actions, attributes, arguments, environment);
   if (!result && pid) *pid = child;

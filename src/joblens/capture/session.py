@@ -7,7 +7,7 @@ import struct
 import time
 import zlib
 
-from joblens.capture.library import capture_environment
+from joblens.capture.library import can_load, capture_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Capture:
         self.folder, self.library = folder, library
         self._file = os.path.join(folder, os.uname().nodename.replace("/", "_") + SUFFIX)
 
-    def environment(self, given: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
-        return capture_environment(given, self.folder, self.library)
+    def environment(self, program: str, given: Mapping[bytes, bytes]) -> Dict[bytes, bytes]:
+        return capture_environment(given, self.folder, self.library) if can_load(program) else {}
 
     def remove(self) -> None:
         remove_folder(self.folder)

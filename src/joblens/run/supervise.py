@@ -86,7 +86,7 @@ class _Supervisor:
         io_before = read_io()
         start = clock.now()
         try:
-            self.child = spawn(command, mask, self._variables())
+            self.child = spawn(command, mask, self._variables(command[0]))
         except OSError:
             self._end_sampler(None)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -106,8 +106,8 @@ class _Supervisor:
             self.status or 0, start, end, self.totals._replace(io=io), self.problems + _clock_problem(clock)
         )
 
-    def _variables(self) -> Dict[bytes, bytes]:
-        captured = self.capture.environment(os.environb) if self.capture else {}
+    def _variables(self, program: str) -> Dict[bytes, bytes]:
+        captured = self.capture.environment(program, os.environb) if self.capture else {}
         return {VARIABLE.encode(): os.fsencode(self.folder), **captured}
 
     def _wait(self) -> None:
