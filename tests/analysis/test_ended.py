@@ -63,10 +63,19 @@ def test_both_sources_are_one_process() -> None:
     assert (found.exact, found.user_seconds, found.start) == (1, 2.0, 70)
 
 
-def test_the_figures_of_a_parent_are_not_kept() -> None:
-    """They may include children of a static program, which are processes of their own for the agent."""
-    (found,) = merge_sources([ended(7, 70)._replace(user_seconds=9.0), by_kernel(7, 70)])
-    assert (found.user_seconds, found.exact) == (2.0, 1)
+def test_the_figures_of_who_waited() -> None:
+    """They are complete, and kept if the program has no children: those are processes of their own for the
+    agent. Else they are the agent's."""
+    waited, kernel = ended(7, 70)._replace(user_seconds=9.0), by_kernel(7, 70)._replace(read_bytes=5)
+    other = by_kernel(8, 80)._replace(parent=7)
+    for rows, expected in (
+        ([waited, kernel], 9.0),
+        ([waited, kernel, other._replace(node="m")], 9.0),
+        ([waited, kernel, other], 2.0),
+        ([other, kernel, waited], 2.0),
+    ):
+        found = next(it for it in merge_sources(rows) if it.pid == 7)
+        assert (found.user_seconds, found.exact, found.read_bytes, found.source) == (expected, 1, 5, "")
 
 
 def test_a_static_program_that_both_have() -> None:

@@ -35,12 +35,16 @@ static int threads(void) {
   for (int n = 0; n < 64; n++) pthread_join(all[n], 0);
   return 8;
 }
-static int storm(char *self, int count) {
+static int storm(char *program, int count) {
   for (int n = 0; n < count; n++) {
-    if (!vfork()) { execl(self, self, "none", (char *)0); _exit(1); }
+    if (!vfork()) { execl(program, program, "none", (char *)0); _exit(1); }
     wait(0);
   }
   return 9;
+}
+static int burst(char *self, int count) {
+  strcpy(strrchr(self, '/') + 1, "tiny");
+  return storm(self, count);
 }
 static int twice(void) { /* nobody waits for the grandchild; a pipe tells that it has ended */
   int ends[2];
@@ -77,9 +81,23 @@ int main(int count, char **words) {
   if (!strcmp(what, "clear")) { environ = nothing; execl(self, self, "return", (char *)0); }
   if (!strcmp(what, "threads")) return threads();
   if (!strcmp(what, "storm")) return storm(self, number);
+  if (!strcmp(what, "burst")) return burst(self, number);
   if (!strcmp(what, "twice")) return twice();
   if (!strcmp(what, "user")) return geteuid() == getuid() ? 1 : 12;
   return 99;
+}
+"""
+# Without a library, so that tens of thousands end in seconds.
+_TINY = r"""
+#include <sys/syscall.h>
+void _start(void) {
+#if defined(__x86_64__)
+  __asm__ volatile("syscall" : : "a"(SYS_exit_group), "D"(0));
+#else
+  register long number __asm__("x8") = SYS_exit_group, code __asm__("x0") = 0;
+  __asm__ volatile("svc 0" : : "r"(number), "r"(code));
+#endif
+  for (;;) {}
 }
 """
 # What a program is called with, how it ends as bash says it, and how many processes it is.
@@ -110,25 +128,31 @@ _INTERPRETERS = {
 
 
 class Torture:
-    def __init__(self, folder: Path, setuid: bool = False) -> None:
+    """`short`: how many programs that end at once, unless the variable SHORT says otherwise."""
+
+    def __init__(self, folder: Path, setuid: bool = False, short: int = 1000) -> None:
         self.folder = folder
-        source = folder / "torture.c"
+        source, tiny = folder / "torture.c", folder / "tiny.c"
         source.write_text(_SOURCE)
+        tiny.write_text(_TINY)
         for name, flags in (("plain", []), ("static", ["-static"]), ("root", [])):
             words = ["cc", "-O1", "-pthread", "-w", "-o", str(folder / name), str(source), *flags]
             subprocess.run(words, check=True)
+        words = ["cc", "-O1", "-nostdlib", "-static", "-o", str(folder / "tiny"), str(tiny)]
+        subprocess.run(words, check=True)
         cases = [*_CASES, *([("root user", 12, 1)] if setuid else [])]
         self.missing = [name for name, (words, _) in _INTERPRETERS.items() if not shutil.which(words[0])]
         here = {name: it for name, it in _INTERPRETERS.items() if name not in self.missing}
         lines = [f"{folder}/{case} 2>/dev/null; echo {case} $?" for case, _, _ in cases]
+        lines += [f"{folder}/plain burst ${{SHORT-{short}}}; echo burst $?"]
         lines += [f"{_quote(words)} 2>&1; echo {name} $?" for name, (words, _) in here.items()]
         self.script = folder / "job.sh"
         self.script.write_text("\n".join([*lines, "exit 5"]) + "\n")
-        for name in ("plain", "static", "root", "job.sh"):  # whatever the umask
+        for name in ("plain", "static", "root", "tiny", "job.sh"):  # whatever the umask
             (folder / name).chmod(0o4755 if setuid and name == "root" else 0o755)
-        self.ends = [f"{case} {code}" for case, code, _ in cases]
+        self.ends = [*(f"{case} {code}" for case, code, _ in cases), "burst 9"]
         self.ends += [f"{name} {code}" for name, (_, code) in here.items()]
-        self.processes = 1 + sum(count for _, _, count in cases) + len(here)
+        self.processes = 1 + sum(count for _, _, count in cases) + 1 + short + len(here)
         self.command = ["/bin/bash", str(self.script)]
 
 
