@@ -500,3 +500,12 @@ def test_programs_of_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with Path(program).open("r+b") as file:
             file.seek(4)
             file.write(b"\x01")
+
+
+@pytest.mark.parametrize("before_mib", [50, 0])
+def test_peak_memory_is_that_of_the_program(preload: str, tmp_path: Path, before_mib: int) -> None:
+    """The kernel's includes what the process had before: that is left out if it is noticeable."""
+    source = f"""int main(){{ long size = {before_mib}L << 20; char *text = malloc(size + 1);
+        memset(text, 1, size + 1); execl("/bin/true", "true", (char *)0); }}"""
+    (found,) = run_c(preload, tmp_path, source).named("true")
+    assert 100 < found.usage["peak_kib"] < 20 << 10

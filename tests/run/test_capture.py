@@ -41,14 +41,53 @@ def test_every_process_is_counted_once(stand: Stand) -> None:
     assert parts == pytest.approx(whole, rel=0.01, abs=0.002)
 
 
-def test_capture_by_default(stand: Stand) -> None:
-    """A variable makes it the default, and an option turns it off."""
-    chosen = {**stand.environment, "JOBLENS_RUN_CAPTURE": "1"}
-    for words, captured in (([], True), (["--no-capture"], False)):
-        stand.run(["/bin/true"], *words, env=chosen)
-        assert ("processes" in stand.job()["data"]) == captured
-    stand.run(["/bin/true"])
-    assert "processes" not in stand.job()["data"]
+@pytest.mark.parametrize(
+    ("variables", "words", "captured"),
+    [
+        ({}, [], True),
+        ({}, ["--no-capture"], False),
+        ({"JOBLENS_RUN_CAPTURE": "0"}, [], False),
+        ({"JOBLENS_RUN_CAPTURE": "0"}, ["--capture"], True),
+        ({"JOBLENS_RUN_CAPTURE": "1"}, ["--no-capture"], False),
+        ({"JOBLENS_CAPTURE": ""}, [], False),  # as a job of Slurm's hooks that opts out
+        ({"JOBLENS_CAPTURE": "FOLDER"}, [], False),  # it is captured already
+        ({"JOBLENS_CAPTURE": "FOLDER"}, ["--capture"], True),
+    ],
+)
+def test_capture_by_default(
+    stand: Stand, variables: dict[str, str], words: list[str], captured: bool
+) -> None:
+    """Where nobody has chosen, and no other capture is there. Nothing is printed about it."""
+    given = {name: value.replace("FOLDER", str(stand.folder)) for name, value in variables.items()}
+    result = stand.run(["/bin/true"], "--quiet", *words, env={**stand.environment, **given})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ("processes" in stand.job()["data"]) == captured
+
+
+def test_no_library(stand: Stand) -> None:
+    """Nothing is said, unless capture was asked for."""
+    code = (
+        "import sys; from joblens.capture import library; library.LIBRARY = '/nowhere';"
+        "from joblens.cli import main; sys.exit(main())"
+    )
+    for words, said in (([], ""), (["--capture"], "joblens run: processes are not captured: the library is")):
+        command = [sys.executable, "-c", code, "run", "--quiet", *words, "--", "sh", "-c", "exit 3"]
+        result = subprocess.run(
+            command, env=stand.environment, cwd=stand.folder, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 3
+        assert result.stderr[: len(said) or None] == said
+        assert "processes" not in stand.job()["data"]
+
+
+def test_a_command_that_starts_a_container(stand: Stand) -> None:
+    """It is not captured itself, and its programs get no library. joblens waits for it, so it is exact."""
+    program = stand.folder / "apptainer"
+    program.write_text("#!/bin/sh\necho $LD_PRELOAD\n")
+    program.chmod(0o755)
+    result = stand.run([str(program)], "--quiet")
+    assert (result.stdout, result.stderr) == ("\n", "")
+    assert stand.job()["data"]["processes"] == {"ended": 1, "exact": 1, "sampled": 0, "counted": 0}
 
 
 def test_static_command_is_exact(stand: Stand) -> None:
@@ -74,7 +113,7 @@ def test_program_with_address_sanitizer(stand: Stand) -> None:
 def test_command_keeps_output_and_environment(stand: Stand) -> None:
     """Only LD_PRELOAD and the two variables of joblens are added; a preloaded library stays."""
     given = {**stand.environment, "LD_PRELOAD": ""}
-    plain = stand.run(["env"], "--quiet", env=given)
+    plain = stand.run(["env"], "--quiet", "--no-capture", env=given)
     captured = stand.run(["env"], "--quiet", "--capture", env=given)
     names = {line.split("=")[0] for line in captured.stdout.splitlines()} - {
         line.split("=")[0] for line in plain.stdout.splitlines()
@@ -84,8 +123,8 @@ def test_command_keeps_output_and_environment(stand: Stand) -> None:
 
 
 def test_without_capture_nothing_is_added(stand: Stand) -> None:
-    """Without the option the record has no counts and the command no library."""
-    result = stand.run(["sh", "-c", "echo $LD_PRELOAD"])
+    """The record has no counts and the command no library."""
+    result = stand.run(["sh", "-c", "echo $LD_PRELOAD"], "--no-capture")
     assert result.stdout == "\n"
     assert "processes" not in stand.job()["data"]
     assert " exact" not in result.stderr
@@ -105,7 +144,7 @@ def test_unknown_counters_are_named(stand: Stand) -> None:
     assert result.stderr.startswith(
         "joblens run: JOBLENS_COUNTERS: not counted: instrs?, cycle; events are task-clock, "
     )
-    assert stand.run(["/bin/true"], "--quiet", env=chosen).stderr == ""
+    assert stand.run(["/bin/true"], "--quiet", "--no-capture", env=chosen).stderr == ""
 
 
 def test_secrets_are_not_written(stand: Stand) -> None:

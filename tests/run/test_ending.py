@@ -105,7 +105,7 @@ def test_the_environment_is_the_commands(stand: Stand) -> None:
     by it marks find their job."""
     stand.environment.update(LC_ALL="", LANG="C", HOSTILE="a\nb=c")
     stand.environment.pop("LC_CTYPE", None)
-    ended = stand.run(["env", "-0"], "--quiet")
+    ended = stand.run(["env", "-0"], "--quiet", "--no-capture")
     shown = dict(entry.split("=", 1) for entry in ended.stdout.split("\0") if entry)
     assert shown.pop("JOBLENS_RUN").startswith(f"{stand.home}/incoming/r")
     assert shown == stand.environment

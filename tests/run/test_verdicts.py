@@ -116,8 +116,8 @@ def judge(stand: Stand) -> Judged:
     return Judged(job["verdict"], [finding["rule"] for finding in job["findings"]], job)
 
 
-def judged(stand: Stand, command: list[str]) -> Judged:
-    stand.run(command, "--quiet", "--interval", "0.5")
+def judged(stand: Stand, command: list[str], *options: str) -> Judged:
+    stand.run(command, "--quiet", "--interval", "0.5", *options)
     return judge(stand)
 
 
@@ -435,8 +435,14 @@ def test_cpu_quota(stand: Stand) -> None:
 
 
 def test_short_lived(stand: Stand) -> None:
-    """CPU time of processes that no sample sees is in a row of its own, beside the kernel's count of them."""
+    """CPU time of processes that no sample sees is in a row of its own, beside the kernel's count of them. If
+    they are captured, they are rows, and the finding is the same."""
     _, rules, job = judged(stand, ["sh", "-c", FORKS])
+    used = job["used"]
+    assert "short-lived processes" in rules
+    assert used["short_seconds"] > 0.5 * used["cpu_seconds"]
+    assert "short-lived, not sampled" not in stand.joblens("job", "last").stdout
+    _, rules, job = judged(stand, ["sh", "-c", FORKS], "--no-capture")
     used = job["used"]
     assert "short-lived processes" in rules
     assert used["forks"] >= FOUND_FORKS

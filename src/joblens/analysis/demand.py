@@ -84,6 +84,10 @@ def _blocked(points: list[Point]) -> tuple[float | None, float | None]:
     return blocked, blocked / (blocked + active)
 
 
+def cpu_of(process: ProcessUse) -> float:
+    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
+
+
 def find_unsampled(
     cpu: float | None,
     exact: bool,
@@ -100,7 +104,7 @@ def find_unsampled(
         return None
     seen = after = 0.0
     for it in processes:
-        used = (it.user_seconds or 0.0) + (it.system_seconds or 0.0)
+        used = cpu_of(it)
         seen += used
         after += used * min(1.0, interval / max(it.last - it.first, interval, 0.001))
     missing = max(cpu - seen, 0.0)
@@ -110,9 +114,7 @@ def find_unsampled(
 def _most_at_end(processes: list[ProcessUse], end: float | None) -> float:
     """CPU seconds that those of the last sample can have used after it, and two ticks each before it."""
     last = max((it.last for it in processes), default=0.0)
-    busy = [
-        it for it in processes if it.last == last and (it.user_seconds or 0) + (it.system_seconds or 0) > 0
-    ]
+    busy = [it for it in processes if it.last == last and cpu_of(it) > 0]
     return sum(max((end or last) - last, 0.0) * max(it.threads or 1, 1) + _TICKS for it in busy)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from joblens.analysis.captured_only import CapturedOnly, find_captured_only
-from joblens.analysis.demand import find_device, find_forks, find_unsampled
+from joblens.analysis.demand import cpu_of, find_device, find_forks, find_unsampled
 from joblens.analysis.ended import MOST_ENDS, Completeness, count_processes, find_unlisted, merge_ended
 from joblens.analysis.energy import find_energy
 from joblens.analysis.gpus import find_gpus, sum_up
@@ -225,6 +225,7 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
         used.unsampled_seconds = find_unsampled(
             used.cpu_seconds, exact, _all(samples) if exact else [], facts.interval, whole.finish
         )
+        used.short_seconds = sum(cpu_of(it) for it in samples.merged if it.exact and not it.looks)
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)
     used.forks = find_forks(reader, samples.around)

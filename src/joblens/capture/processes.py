@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from joblens.capture.records import (
     COUNTS,
@@ -28,6 +27,7 @@ from joblens.capture.records import (
     WAIT,
     Record,
 )
+from joblens.core.named_tuple import NamedTuple
 
 _MOST_PID = 1 << 31
 _TEXTS = 5  # of a start, before the arguments

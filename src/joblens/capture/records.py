@@ -18,13 +18,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from joblens.core.named_tuple import NamedTuple
 
 MAGIC = b"JLC1"
 UNKNOWN = (1 << 64) - 1
 MOST = 1 << 62  # no kernel reports as much: from here on a number counts as unknown
 _HEADER = struct.Struct("<4sIHcB")
-_NUMBERS = [struct.Struct(f"<{count}Q") for count in range(256)]
 LARGEST = 4096
 _FULL = (512 << 20) - LARGEST  # the library writes no more than 512 MiB
 
@@ -110,7 +110,7 @@ def _parse_one(data: bytes, at: int) -> tuple[Record | None, int]:
 
 def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
     name = kind.decode("latin-1")
-    numbers = _NUMBERS[count].unpack_from(data, at + _HEADER.size)
+    numbers = struct.unpack_from(f"<{count}Q", data, at + _HEADER.size)
     fields = dict(zip(FIELDS.get(name, ()), numbers))
     if max(numbers, default=0) >= MOST:
         fields = {key: number for key, number in fields.items() if number < MOST}

@@ -23,7 +23,7 @@ EXAMPLE = """example:
   joblens run -- make -j4
   joblens run --name training --tag model:resnet -- python train.py"""
 
-_CAPTURE = "JOBLENS_RUN_CAPTURE"  # 1: as if --capture was given
+_CAPTURE = "JOBLENS_RUN_CAPTURE"  # 1: as if --capture was given, 0: --no-capture
 _ATTEMPTS = 5  # to find an unused id
 # The record of a job that was this short and prints no report is made when it is first read, or with others:
 # to analyse it costs as much CPU time as to sample it.
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capture",
         action=BooleanOptionalAction,
         help="also record every process and thread exactly, with a library that is preloaded into them "
-        f"(default: no, or as {_CAPTURE} says)",
+        f"(default: where the library is, or as {_CAPTURE} says)",
     )
     parser.add_argument(
         "--mask", action="append", default=[], metavar="PATTERN",
@@ -110,7 +110,8 @@ def run_command(
     except Exception as error:  # the command runs in any case
         _say(f"not monitored: {sentence(error)}")
         return _run_alone(command)
-    if os.environ.get(_CAPTURE) == "1" if capture is None else capture:
+    chosen = os.environ.get(_CAPTURE) if capture is None else str(int(capture))
+    if chosen == "1" or (chosen != "0" and _is_capture_usable()):
         job = job._replace(capture=_prepare_capture(job))
     return _run_watched(command, job, quiet)
 
@@ -146,6 +147,15 @@ def _prepare(command: list[str], name: str, tags: dict[str, str], interval: floa
         except FileExistsError:  # of a job that began in the same second
             facts = facts._replace(id=new_job_id())
     return Job(facts, store, begin(store, facts.id, facts._asdict()), limiting)
+
+
+def _is_capture_usable() -> bool:
+    """Whether to capture by default: not in a job that is captured already or opts out, and not without the
+    library, of which nothing is said then."""
+    from joblens.capture.library import FOLDER, find_library, is_preloadable
+
+    library = None if FOLDER in os.environ else find_library()
+    return library is not None and is_preloadable(library)
 
 
 def _prepare_capture(job: Job) -> Capture | None:
@@ -187,7 +197,7 @@ def _run_watched(command: list[str], job: Job, quiet: bool) -> int:
     from joblens.run.supervise import end_as, supervise
 
     why = f"job {job.facts.id} is not stored: {{}}; `joblens jobs` will try again"
-    storing = Guarded(lambda end: _try(lambda: _complete(job, end, quiet), why), prepare=_load)
+    storing = Guarded(lambda end: _try(lambda: _complete(job, end, quiet), why), lambda: _load(job))
     meanwhile = (lambda: None) if quiet else storing.start
     try:
         ended = supervise(command, job.facts, job.folder, job.limiting, meanwhile, job.capture)
@@ -220,7 +230,7 @@ def _discard(job: Job) -> None:
     remove(Path(job.folder))
 
 
-def _load() -> None:
+def _load(job: Job) -> None:
     """Import modules of the report while the last sample is taken. Failures show when they are used."""
     from contextlib import suppress
     from importlib import import_module
@@ -228,6 +238,8 @@ def _load() -> None:
     with suppress(Exception):
         for name in ("joblens.jobs.complete", "joblens.reports.text", "joblens.core.config_files"):
             import_module(name)
+        if job.capture:
+            import_module("joblens.jobs.captured")
 
 
 def _is_short(job: Job, ended: Ended) -> bool:

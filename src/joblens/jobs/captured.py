@@ -12,7 +12,7 @@ from joblens.capture.records import Damage, Records, describe_damage, describe_f
 from joblens.capture.session import FOLDER, SUFFIX, remove_folder
 from joblens.capture.sets import JobKey, process_rows, thread_rows
 from joblens.core.errors import sentence
-from joblens.core.files import write_whole
+from joblens.core.files import write_quickly
 from joblens.core.model import Rows, Sample
 from joblens.record.job import JobFacts
 from joblens.store.ingest import Incoming
@@ -83,4 +83,4 @@ def _write(found: Incoming, number: int, sample: Sample) -> None:
     facts, batch = found.facts, Batch()
     batch.add([sample])
     head: Head = {"cluster": facts.cluster, "node": facts.node, "boot": facts.boot or "", "id": facts.id}
-    write_whole(str(found.folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))
+    write_quickly(str(found.folder / f"{number:08d}.batch"), batch.encode({**head, "sequence": number}))

@@ -128,6 +128,7 @@ class Used(Part):
     processes: Annotated[Amount | None, about("number of processes, sampled or imported")] = None
     threads_peak: Annotated[Amount | None, about("threads at most")] = None
     unsampled_seconds: Annotated[Amount | None, about("CPU time of processes too short to be sampled")] = None
+    short_seconds: Annotated[Amount | None, about("CPU time of such that were recorded at their end")] = None
     run_delay_seconds: Annotated[Amount | None, about("time in which threads were ready and had no core")] = (
         None
     )

@@ -24,8 +24,8 @@ OWN_USE = (
     "duration_seconds cpu_seconds cpu_seconds_exact user_seconds system_seconds cores_mean cores_peak"
     " memory_peak_bytes memory_from memory_mean_bytes read_bytes written_bytes read_chars_bytes"
     " written_chars_bytes major_faults involuntary_switches processes threads_peak unsampled_seconds"
-    " run_delay_seconds run_delay_share throttled_seconds throttled_share oom_kills cores_delayed"
-    " blocked_mean blocked_share gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules".split()
+    " short_seconds run_delay_seconds run_delay_share throttled_seconds throttled_share oom_kills"
+    " cores_delayed blocked_mean blocked_share gpus gpus_mean gpu_memory_peak_bytes gpu_energy_joules".split()
 )
 # Rules whose evidence is of the job alone, and where that of others goes on with figures of the node.
 OWN_RULES = frozenset(

@@ -295,7 +295,8 @@ def too_many_threads(view: View) -> Finding | None:
 
 def short_lived(view: View) -> Finding | None:
     """Much of its CPU time went into starting processes that end at once."""
-    unsampled, cpu, forks = view.used.unsampled_seconds, view.used.cpu_seconds, view.used.forks
+    cpu, forks = view.used.cpu_seconds, view.used.forks
+    unsampled = (view.used.unsampled_seconds or 0.0) + (view.used.short_seconds or 0.0)
     if not unsampled or not cpu or not forks or view.duration < 1:
         return None
     pace = forks / view.duration
