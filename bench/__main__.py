@@ -6,10 +6,13 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
-from typing import Callable
+from typing import Any, Callable
 
 from bench.agent import measure_agent
 from bench.attacks import measure_attacks
@@ -73,6 +76,12 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
 }
 
 
+# Those that scan processes, in a pid namespace of their own: of the processes that they start, and no others.
+ISOLATED = ("processes", "agent")
+_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+_INSIDE = "JOBLENS_BENCH_NAMESPACE"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench",
@@ -89,16 +98,37 @@ def main() -> int:
         if name not in MEASUREMENTS:
             parser.error(f"unknown measurement {name!r}; choose from {', '.join(MEASUREMENTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    names = options.names or list(MEASUREMENTS)
+    isolated = [name for name in names if name in ISOLATED] if _has_namespaces() else []
+    before = _measure_isolated(isolated) if isolated else []
+    names = [name for name in names if name not in isolated]
     pythons = find_interpreters()
     head = _describe(pythons)
-    print(head, end="\n\n")
-    names = options.names or list(MEASUREMENTS)
-    sections = [section for name in names for section in _measure(name, pythons)]
-    print(render(sections), end="")
+    sections: list[Section] = []
+    if names:
+        print(head, end="\n\n")
+        sections = [section for name in names for section in _measure(name, pythons)]
+        print(render(sections), end="")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": head, "sections": as_data(sections)}, file, indent=1)
+            json.dump({"machine": head, "sections": [*before, *as_data(sections)]}, file, indent=1)
     return 0
+
+
+def _has_namespaces() -> bool:
+    if os.geteuid() != 0 or _INSIDE in os.environ or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_NAMESPACE, "true"], check=False, capture_output=True).returncode == 0
+
+
+def _measure_isolated(names: list[str]) -> list[Any]:
+    """Return the sections as data; their table is printed."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [*_NAMESPACE, sys.executable, "-m", "bench", *names, "--json", file.name]
+        subprocess.run(command, check=True, env={**os.environ, _INSIDE: "1"})
+        found: list[Any] = json.loads(file.read())["sections"]
+    print()
+    return found
 
 
 def _measure(name: str, pythons: list[Interpreter]) -> list[Section]:

@@ -8,18 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from bench.children import BenchError, Usage, WrongError, run_usage
+from bench.children import BenchError, Usage, WrongError, run_usage, undisturbed
 from bench.interpreters import Interpreter
 from bench.project import clean_project, make_project
+from bench.run import joblens
 from bench.table import Section, at_most, compare
 from bench.timing import median_interval
 from joblens.capture.library import capture_environment, find_library
 from joblens.capture.processes import Merger
 from joblens.capture.records import Records
 
-_EACH, _ROUNDS = 1000, 9
+_EACH, _ROUNDS, _RUNS = 1000, 9, 10
 _MOST_EACH = 0.3e-3
-_BUILD_FILES, _BUILD_ROUNDS, _MOST_WALL = 8, 40, 1.02
+_BUILD_FILES, _BUILD_ROUNDS, _MOST_WALL = 2, 150, 1.02
 _PROCESSES = ["/bin/sh", "-c", f"i=0; while [ $i -lt {_EACH} ]; do /bin/true; i=$((i+1)); done; exit 0"]
 _THREADS = f"""import threading
 for _ in range({_EACH}):
@@ -38,7 +39,7 @@ def measure_capture(pythons: list[Interpreter]) -> list[Section]:
     if find_library() is None:
         raise BenchError("the library of capture is not built: run make install where there is a C compiler")
     python = pythons[0]
-    return [_measure_each(python), _measure_build(python)]
+    return [_measure_each(python), _measure_run(python), _measure_build(python)]
 
 
 def _measure_each(python: Interpreter) -> Section:
@@ -54,6 +55,28 @@ def _measure_each(python: Interpreter) -> Section:
                 at_most(f"{what}: {kind} more, each", label, "seconds", more, beside=beside, most=goal)
             )
     return Section(f"capture, {_ROUNDS} rounds; reference: the same without it", lines)
+
+
+def _measure_run(python: Interpreter) -> Section:
+    """What a user waits for: with sampling, the record of the job and its report."""
+    pairs: list[Pair] = []
+    print(f"bench: capture, {_RUNS} pairs of joblens run", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="joblens-bench-") as home, undisturbed():
+        for number in range(_RUNS + 1):
+            found: dict[str, Usage] = {}
+            for option in ("--capture", "--no-capture")[:: 1 if number % 2 else -1]:
+                words = joblens(python, "run", option, "--", *_PROCESSES)
+                found[option] = run_usage(words, JOBLENS_HOME=home)
+            if number:  # the first writes and caches compiled files
+                pairs.append(Pair(found["--no-capture"], found["--capture"]))
+    lines = []
+    for kind in ("cpu", "wall"):
+        more = [(getattr(it.captured, kind) - getattr(it.alone, kind)) / _EACH for it in pairs]
+        beside = [getattr(it.alone, kind) / _EACH for it in pairs]
+        goal = _MOST_EACH if kind == "cpu" else None
+        what = f"{_EACH:,} × /bin/true: {kind} more, each"
+        lines.append(at_most(what, python.label, "seconds", more, beside=beside, most=goal))
+    return Section(f"joblens run with capture, {_RUNS} pairs; reference: --no-capture", lines)
 
 
 def _pairs(what: str, command: list[str], expected: int, count: Callable[[Merger], int]) -> list[Pair]:
@@ -90,13 +113,14 @@ def _measure_build(python: Interpreter) -> Section:
         command = make_project(folder, _BUILD_FILES)
         more = capture_environment(os.environb, name, find_library() or "")
         variables = {name.decode(): os.fsdecode(value) for name, value in more.items()}
-        for number in range(_BUILD_ROUNDS):
-            print(f"bench: capture, build {number + 1}", file=sys.stderr, flush=True)
-            found: dict[bool, Usage] = {}
-            for captured in (False, True) if number % 2 else (True, False):
-                clean_project(folder)
-                found[captured] = run_usage(command, folder, **(variables if captured else {}))
-            pairs.append(Pair(found[False], found[True]))
+        print(f"bench: capture, {_BUILD_ROUNDS} pairs of builds", file=sys.stderr, flush=True)
+        with undisturbed():
+            for number in range(_BUILD_ROUNDS):
+                found: dict[bool, Usage] = {}
+                for captured in (False, True) if number % 2 else (True, False):
+                    clean_project(folder)
+                    found[captured] = run_usage(command, folder, **(variables if captured else {}))
+                pairs.append(Pair(found[False], found[True]))
         merger = Merger()
         for path in Path(name).glob("*.capture"):
             merger.take(Records(path.read_bytes()))

@@ -61,7 +61,7 @@ def _measure_job(python: Interpreter, home: str) -> Section:
         while len(rounds) < _LEAST_ROUNDS or time.monotonic() - begin + longest < _ENOUGH_SECONDS:
             print(f"bench: run, build {len(rounds) + 1} alone and watched", file=sys.stderr, flush=True)
             since = time.monotonic()
-            rounds.append(_measure_round(python, command, folder, home, len(rounds) % 2 == 0))
+            rounds.append(_measure_round(python, command, folder, home, len(rounds) % 2 == 0, "--no-capture"))
             longest = max(longest, time.monotonic() - since)
     return Section(
         f"joblens run on a build with make -j2, {len(rounds)} rounds; reference: the build alone",
@@ -111,8 +111,10 @@ def _measure_forks(python: Interpreter, home: str) -> Section:
     begun: list[float] = []  # what `run` costs whatever the job is
     for number in range(_FORK_ROUNDS):
         print(f"bench: run, {_FORKS} forks {number + 1}", file=sys.stderr, flush=True)
-        rounds.append(_measure_round(python, _FORK_JOB, Path(home), home, number % 2 == 0, "--quiet"))
-        usage = run_usage(joblens(python, "run", "--quiet", "--", "true"), JOBLENS_HOME=home)
+        rounds.append(
+            _measure_round(python, _FORK_JOB, Path(home), home, number % 2 == 0, "--quiet", "--no-capture")
+        )
+        usage = run_usage(joblens(python, "run", "--quiet", "--no-capture", "--", "true"), JOBLENS_HOME=home)
         begun.append(usage.cpu - newest_record(python, home)["used"]["cpu_seconds_exact"])
     label, own = python.label, [each.own for each in rounds]
     used = [each.record["used"] for each in rounds]
