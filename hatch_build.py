@@ -19,7 +19,7 @@ class LibraryHook(BuildHookInterface[Any]):
 
         built = [
             self._build(LIBRARY, build_library(), "joblens run --capture will not be available"),
-            self._build(NATIVE, build_native(), "agents and joblens submit will need more CPU time"),
+            self._build(NATIVE, build_native(), "agents, hubs and joblens submit will need more CPU time"),
         ]
         if any(built):
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

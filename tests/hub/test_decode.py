@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -21,9 +23,24 @@ from joblens.hub.decode import (
 )
 from joblens.wire.batch import Batch, decode
 from joblens.wire.frame import MAGIC, read_header
+from native_library import load_native
 
 WORDS = st.integers(-(1 << 63), (1 << 63) - 1)
 SCHEMA = Schema("s", ("k",), (Column("a", COUNTER, "", 2), Column("b", COUNTER, "", 1, 100)))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    return load_native(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module", params=["C", "NumPy"], autouse=True)
+def native(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test with the C library and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = request.getfixturevalue("library") if request.param == "C" else None
+        patch.setattr(hub_decode, "native", found)
+        yield
 
 
 @given(st.lists(st.lists(WORDS, min_size=4, max_size=4), min_size=1, max_size=6))
@@ -130,3 +147,62 @@ def test_many_small_parts_that_become_large() -> None:
     assert len(unpack(message[:end] + message[end:] * 2)) == 2
     with pytest.raises(MalformedError, match="too many numbers"):
         unpack(message[:end] + message[end:] * 40)  # 8 MB each
+
+
+@given(st.lists(st.lists(WORDS, min_size=6, max_size=6), min_size=1, max_size=5), st.data())
+def test_same_with_and_without_the_library(
+    library: ModuleType, rows: list[list[int]], data: st.DataObject
+) -> None:
+    """The same entries of a batch of two sets, or none if it is malformed, whichever byte is changed."""
+    batch = Batch()
+    for name, keys in (("s", (("x",), (7,), ("",))), ("t", (("x",),))):
+        schema = SCHEMA._replace(set=name)
+        batch.add(Sample(n, Rows(schema, keys, row[: 2 * len(keys)])) for n, row in enumerate(rows))
+    message = bytearray(batch.encode({"node": "n1"}))
+    if data.draw(st.booleans()):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del message[data.draw(st.integers(0, len(message) - 1)) :]
+    found: list[list[tuple[object, ...]] | None] = []
+    for native in (library, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hub_decode, "native", native)
+            try:
+                found.append([entry[1:] for entry in unpack(bytes(message))])
+            except MalformedError:
+                found.append(None)
+    assert found[0] == found[1]
+
+
+def test_library_reads_batches(library: ModuleType) -> None:
+    """A batch like those of agents is not left to Python, nor is a malformed one taken."""
+    batch = Batch()
+    batch.add(Sample(n, Rows(SCHEMA, (("x",),), [n, n * n])) for n in range(5))
+    message = batch.encode({"node": "n1"})
+
+    def read(message: bytes, room: int = 1 << 20, rows_room: int = 1 << 20) -> list[Packed] | None:
+        known = hub_decode.descriptions.get
+        found: list[Packed] | None = library.unpack_sections(
+            message, len(MAGIC), known, hub_decode._describe, hub_decode._make, room, rows_room
+        )
+        return found
+
+    (entry,) = unpack(message)
+    assert read(message) == [entry]
+    assert type(entry) is Packed
+    assert read(message, room=len(entry.data)) is None
+    assert read(message, rows_room=5 * entry.description.row_bytes) == [entry]
+    assert read(message, rows_room=5 * entry.description.row_bytes - 1) is None
+    for end in range(len(message)):
+        header = len(MAGIC) + 4 + int.from_bytes(message[len(MAGIC) :][:4], "little")
+        assert read(message[:end]) == ([] if end == header else None)
+    assert read(message + bytes(4)) is None
+    assert library.decode_rows([entry.data], 2, 5)[2] == []
+    for data, columns, ticks in (
+        (entry.data[:-1], 2, 5),
+        (entry.data, 3, 5),
+        (entry.data, 2, 4),
+        (b"", 2, 5),
+    ):
+        with pytest.raises(ValueError, match="do not match"):
+            library.decode_rows([data], columns, ticks)

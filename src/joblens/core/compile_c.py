@@ -8,7 +8,9 @@ import sysconfig
 from typing import Sequence
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_SOURCES = ("native.c", "process_scan.c", "capture_records.c", "csv_rows.c")
+_SOURCES = (
+    "native.c", "process_scan.c", "capture_records.c", "csv_rows.c", "batch_sections.c", "batch_rows.c",
+)  # fmt: skip
 NATIVE_SOURCES = [os.path.join(_HERE, name) for name in _SOURCES]
 NATIVE = os.path.join(_HERE, "_native.abi3.so")  # for every Python from 3.9 on (PEP 384)
 _NATIVE_FLAGS = "-std=gnu11 -O2 -fPIC -shared -s -Wall -Wextra -fvisibility=hidden".split()
@@ -31,6 +33,6 @@ def compile_c(sources: Sequence[str], target: str, flags: Sequence[str], compile
 
 
 def build_native(target: str = NATIVE, compiler: str = "") -> str:
-    """Compile readers of counter files, processes, records and CSV. They need the headers of Python."""
+    """Compile readers of counter files, processes, records, CSV and batches: they need Python's headers."""
     headers = f"-I{sysconfig.get_paths()['include']}"
     return compile_c(NATIVE_SOURCES, target, [*_NATIVE_FLAGS, headers], compiler)

@@ -1,5 +1,6 @@
 /* What is worth C: reading counter files whose form is known, processes (process_scan.c), records of captured
- * processes (capture_records.c), and prctl(2) without loading ctypes.
+ * processes (capture_records.c), batches (batch_sections.c, batch_rows.c), and prctl(2) without
+ * loading ctypes.
  *
  * A form describes the text of a file token by token (joblens.core.counter_file makes it). A text that differs
  * from it in anything but the digits of its values is left to the parsers in Python, and so are values that do
@@ -464,6 +465,12 @@ PyObject *joblens_merged_records(PyObject *self, PyObject *arguments);
 PyDoc_STRVAR(parse_rows_doc, "parse_rows(data, at, until, kinds, most): where they end, and cells; see csv_rows.c");
 PyObject *joblens_parse_rows(PyObject *self, PyObject *arguments);
 
+PyDoc_STRVAR(unpack_sections_doc, "unpack_sections(message, at, known, describe, make, room, rows_room): entries, or None");
+PyObject *joblens_unpack_sections(PyObject *self, PyObject *arguments);
+
+PyDoc_STRVAR(decode_rows_doc, "decode_rows(entries, columns, ticks): times, values, malformed ones; see batch_rows.c");
+PyObject *joblens_decode_rows(PyObject *self, PyObject *arguments);
+
 static PyMethodDef methods[] = {
     {"read_values", read_values, METH_VARARGS, read_values_doc},
     {"read_rounds", read_rounds, METH_VARARGS, read_rounds_doc},
@@ -476,6 +483,8 @@ static PyMethodDef methods[] = {
     {"merged_records", joblens_merged_records, METH_VARARGS, merged_records_doc},
     {"find_words", find_words, METH_VARARGS, find_words_doc},
     {"parse_rows", joblens_parse_rows, METH_VARARGS, parse_rows_doc},
+    {"unpack_sections", joblens_unpack_sections, METH_VARARGS, unpack_sections_doc},
+    {"decode_rows", joblens_decode_rows, METH_VARARGS, decode_rows_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,9 +7,11 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from joblens.core.counter_file import native
 from joblens.core.errors import MalformedError
 from joblens.core.model import Column, Key, Schema
 from joblens.hub.cache import ByteCache
@@ -84,6 +86,9 @@ class Packed(NamedTuple):
     data: bytes
 
 
+_make = partial(tuple.__new__, Packed)  # from a tuple
+
+
 def decode_columns(message: bytes) -> list[Columns]:
     """Decode the numbers of a batch. Raises MalformedError for any invalid message."""
     try:
@@ -153,12 +158,18 @@ def _split(message: bytes) -> list[bytes]:
 
 
 def _unpack(message: bytes) -> list[Packed]:
+    if hasattr(native, "unpack_sections") and message.startswith(MAGIC):
+        known = native.unpack_sections(
+            message, len(MAGIC), descriptions.get, _describe, _make, LARGEST, _LARGEST_READ
+        )
+        if known is not None:
+            return cast("list[Packed]", known)
     sections = _split(message)
     found, room = [], LARGEST
     size_read = 0  # constant values are in the message only once
-    known, sizes, decompressor, make = descriptions.get, _SIZES.unpack_from, zlib.decompressobj, Packed._make
+    known, sizes, decompressor = descriptions.get, _SIZES.unpack_from, zlib.decompressobj
     for described, packed in zip(sections[1::2], sections[2::2]):
-        description = known(described) or _describe(described, max(min(room, _LARGEST_DESCRIPTION), 1))
+        description = known(described) or _describe(described, room)
         inflater = decompressor()
         plain = inflater.decompress(packed, room)
         if not inflater.eof or inflater.unused_data:
@@ -176,7 +187,7 @@ def _unpack(message: bytes) -> list[Packed]:
         size_read += description.row_bytes * ticks
         if size_read > _LARGEST_READ:
             raise ValueError("too many numbers, or too much text in its rows")
-        found.append(make((description, ticks, moving, plain)))
+        found.append(_make((description, ticks, moving, plain)))
     return found
 
 
@@ -186,7 +197,7 @@ descriptions: ByteCache[bytes, Description] = ByteCache(32 << 20)
 
 
 def _describe(packed: bytes, room: int) -> Description:
-    text = inflate(packed, room)
+    text = inflate(packed, max(min(room, _LARGEST_DESCRIPTION), 1))
     entry = json.loads(text)
     columns = tuple([Column(str(n), str(k), "", int(f), int(d)) for n, k, f, d in entry["columns"]])
     schema = Schema(str(entry["set"]), tuple(map(str, entry["labels"])), columns)
@@ -251,11 +262,15 @@ def decode_columns_together(entries: list[Packed], ticks: int) -> tuple[Numbers,
     import numpy
 
     width = len(entries[0].description.schema.columns)
+    if width and hasattr(native, "decode_rows"):
+        in_time, in_columns, wrong = native.decode_rows([entry[3] for entry in entries], width, ticks)
+        found = numpy.frombuffer(in_columns, dtype=numpy.int64).reshape(width, -1)
+        return numpy.frombuffer(in_time, dtype=numpy.int64).reshape(-1, ticks), found, wrong
     times = numpy.empty((len(entries), ticks), dtype=numpy.int64)
     heights = [len(entry[0].keys) for entry in entries]
     keys = sum(heights)
     values = numpy.empty((width, keys, ticks), dtype=numpy.int64)
-    wrong: list[int] = []
+    wrong = []
     key = 0
     for begin, end in _portions(heights, width * ticks):
         times[begin:end], found, some_wrong = decode_together(entries[begin:end], ticks)

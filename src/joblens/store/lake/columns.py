@@ -136,11 +136,14 @@ def storable(text: str) -> str:
 
 def in_base_units(column: Column, raw: str, values: Array) -> str:
     """Exact where 64 bits are enough, which they are but for nonsense; else a DOUBLE."""
+    least, most = int(values.min()), int(values.max())
     known = identifier(raw)
-    if int(values.min()) == ABSENT:
+    if least == most:  # as counters of what a node does not have; DuckDB computes it once
+        known = "NULL::BIGINT" if least == ABSENT else f"({least})::BIGINT"
+    elif least == ABSENT:
         known = f"nullif({known}, {ABSENT + 1} - 1)"
-        values = values[values != ABSENT]
-    largest = max(-int(values.min()), int(values.max())) * abs(column.factor) if len(values) else 0
+        least = int(values[values != ABSENT].min())
+    largest = max(-least, most) * abs(column.factor) if most != ABSENT else 0
     scaled = known if column.factor == 1 else f"{known} * {column.factor}"
     if column.divisor == 1 and largest < _WORD:
         return scaled
