@@ -25,7 +25,7 @@ from bench.epmt import measure_epmt
 from bench.exporter import measure_exporter
 from bench.gpus import measure_gpus
 from bench.hooks import measure_hooks
-from bench.hub import measure_hub, measure_overload
+from bench.hub import measure_hub, measure_many_agents, measure_overload, measure_some_agents
 from bench.interpreters import Interpreter, find_interpreters
 from bench.loops import measure_processes, measure_six_sets
 from bench.postgresql import measure_postgresql
@@ -61,6 +61,8 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "postgresql": measure_postgresql,
     "gpus": measure_gpus,
     "hub": measure_hub,
+    "hub_64": measure_some_agents,
+    "hub_1000": measure_many_agents,
     "overload": measure_overload,
     "attacks": measure_attacks,
     "sinks": measure_sinks,

@@ -12,7 +12,7 @@ from bench.fleet import Fleet
 from bench.hub_process import AS_FAST_AS_THEY_CAN, cpu_by_process, running_hub, wait_until_stored
 from bench.interpreters import Interpreter
 from bench.messages import SETS, VALUES, Messages
-from bench.ordinary import Ordinary, ordinary_load
+from bench.ordinary import ordinary_load
 from bench.overload import NODES, QUEUE, Found, overload
 from bench.peers import size_of
 from bench.table import Line, Section, at_most
@@ -22,9 +22,18 @@ _FULL_SECONDS, _FULL_NODES, _FULL_TICKS = 15.0, 64, 10
 _CALM_SECONDS, _CALM_NODES = 15.0, 1000
 _BOTH_SECONDS, _BOTH_NODES, _BOTH_RATE = 8.0, 64, 1.0
 _LDMS_BYTES = 7.0
-# Agents, seconds of one group of segments, cycles of compaction, and what they may take of a core. In four
-# cycles enough large files of most sets come that they are distributed, which is their last rewrite.
-_ORDINARY = ((64, 270.0, 4, 1.1), (1000, 150.0, 4, 15.0))
+
+
+class _Load(NamedTuple):
+    """In four cycles enough large files of most sets come that they are distributed: their last rewrite."""
+
+    agents: int
+    seconds: float  # of one group of segments
+    goal: float  # per cent of a core
+    cycles: int = 4  # of compaction
+
+
+_SOME, _MANY = _Load(64, 270.0, 1.1), _Load(1000, 150.0, 15.0)
 _GOAL_PEAK = 300e6
 _GOAL_RATE, _GOAL_CPU, _GOAL_MEMORY = 100e3, 8e-6, 2.0
 
@@ -65,24 +74,30 @@ def measure_hub(pythons: list[Interpreter]) -> list[Section]:
         f"{full.refused + calm.refused} batches were refused or not answered",
     ]
     title = "Hub, updates of a set per second, and what one costs; bytes: reference LDMS' CSV, quoted"
-    ordinary = [ordinary_load(python, *load[:3]) for load in _ORDINARY]
-    return [Section(title, lines, notes), _describe_ordinary(ordinary)]
+    return [Section(title, lines, notes)]
+
+
+def measure_some_agents(pythons: list[Interpreter]) -> list[Section]:
+    return [_describe_ordinary(pythons[0].path, _SOME)]
+
+
+def measure_many_agents(pythons: list[Interpreter]) -> list[Section]:
+    return [_describe_ordinary(pythons[0].path, _MANY)]
 
 
 def measure_overload(pythons: list[Interpreter]) -> list[Section]:
     return [_describe(overload(pythons[0].path))]
 
 
-def _describe_ordinary(found: list[Ordinary]) -> Section:
-    lines = []
-    for it, (nodes, _, _, goal) in zip(found, _ORDINARY):
-        lines += [
-            at_most(f"{nodes} agents, of a core", "own", "percent", [it.percent], most=goal),
-            at_most("of that, the hub itself", "own", "percent", [it.hub]),
-            at_most("of that, the lake sink", "own", "percent", [it.sink]),
-            at_most("of that, compaction", "own", "percent", [it.compaction]),
-            at_most("memory of the largest process", "own", "bytes", [it.peak], most=_GOAL_PEAK),
-        ]
+def _describe_ordinary(python: str, load: _Load) -> Section:
+    it = ordinary_load(python, load.agents, load.seconds, load.cycles)
+    lines = [
+        at_most(f"{load.agents} agents, of a core", "own", "percent", [it.percent], most=load.goal),
+        at_most("of that, the hub itself", "own", "percent", [it.hub]),
+        at_most("of that, the lake sink", "own", "percent", [it.sink]),
+        at_most("of that, compaction", "own", "percent", [it.compaction]),
+        at_most("memory of the largest process", "own", "bytes", [it.peak], most=_GOAL_PEAK),
+    ]
     notes = [
         "agents and hub with default settings: all sets of this machine each second, a batch of 10 s each",
         "each batch at a whole second, as agents send it, and up to 50 ms later",

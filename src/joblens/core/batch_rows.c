@@ -74,9 +74,9 @@ static int decode_entry(const Entry *entry, uint64_t number, uint64_t before, co
         target->times[number * ticks + tick] = time += times[tick];
     for (uint64_t column = 0; column < target->columns; column++) {
         uint64_t *to = target->values + column * target->rows + before;
-        for (uint64_t *value = first + column; value < first + entry->size; value += target->columns)
+        for (uint64_t at = column; at < entry->size; at += target->columns)
             for (uint64_t tick = 0; tick < ticks; tick++)
-                *to++ = *value;
+                *to++ = first[at];
     }
     if (!steps || !entry->moving)
         return 1;

@@ -57,19 +57,20 @@ static int load_zlib(void)
     return zlib.buffer != NULL;
 }
 
-/* Return the inflated bytes in `zlib.buffer`, -1 if the section is malformed or too large. */
-static Py_ssize_t inflate_section(const unsigned char *data, Py_ssize_t length)
+/* Return the inflated bytes, NULL without an exception if the section is malformed or too large. They are copied before
+ * any code of Python can run: another thread may use the same stream then. */
+static PyObject *inflate_section(const unsigned char *data, Py_ssize_t length)
 {
     Stream *stream = &zlib.stream;
     if (zlib.reset(stream))
-        return -1;
+        return NULL;
     stream->next_in = data;
     stream->avail_in = (unsigned)length;
     stream->next_out = zlib.buffer;
     stream->avail_out = LARGEST;
     if (zlib.inflate(stream, Z_FINISH) != Z_STREAM_END || stream->avail_in)
-        return -1;
-    return (Py_ssize_t)(LARGEST - stream->avail_out);
+        return NULL;
+    return PyBytes_FromStringAndSize((const char *)zlib.buffer, LARGEST - (Py_ssize_t)stream->avail_out);
 }
 
 static uint64_t read_length(const unsigned char *at)
@@ -107,15 +108,14 @@ static long long get_number(PyObject *description, const char *name)
 }
 
 /* Return whether the inflated numbers are those of the description, -1 with an exception. */
-static int check_numbers(Reader *reader, PyObject *description, Py_ssize_t length)
+static int check_numbers(Reader *reader, PyObject *description, const unsigned char *plain, Py_ssize_t length)
 {
     if (length < SIZES)
         return 0;
     long long width = get_number(description, "width"), row_bytes = get_number(description, "row_bytes");
     if (PyErr_Occurred())
         return -1;
-    uint64_t ticks = read_length(zlib.buffer), size = read_length(zlib.buffer + 4);
-    uint64_t moving = read_length(zlib.buffer + 8);
+    uint64_t ticks = read_length(plain), size = read_length(plain + 4), moving = read_length(plain + 8);
     if (size != (uint64_t)width || !ticks || ticks > LARGEST || moving > size)
         return 0;
     uint64_t words = moving * ticks + ticks + size;
@@ -129,32 +129,45 @@ static int check_numbers(Reader *reader, PyObject *description, Py_ssize_t lengt
 }
 
 /* Append an entry to the list. Return 0 if Python has to read the batch, -1 with an exception. */
-static int add_entry(Reader *reader, PyObject *list, const unsigned char *described, Py_ssize_t described_length,
-                     const unsigned char *packed, Py_ssize_t packed_length)
+static int add_entry(Reader *reader, PyObject *list, PyObject *description, PyObject *inflated)
 {
-    PyObject *description = find_description(reader, described, described_length);
-    if (!description)
-        return -1;
-    Py_ssize_t length = inflate_section(packed, packed_length);
-    int sound = check_numbers(reader, description, length);
+    const unsigned char *plain = (const unsigned char *)PyBytes_AsString(inflated);
+    int sound = check_numbers(reader, description, plain, PyBytes_Size(inflated));
     if (sound == 1) {
-        unsigned long ticks = (unsigned long)read_length(zlib.buffer);
-        unsigned long moving = (unsigned long)read_length(zlib.buffer + 8);
-        PyObject *parts = Py_BuildValue("(Okky#)", description, ticks, moving, zlib.buffer, length);
+        unsigned long ticks = (unsigned long)read_length(plain), moving = (unsigned long)read_length(plain + 8);
+        PyObject *parts = Py_BuildValue("(OkkO)", description, ticks, moving, inflated);
         PyObject *entry = parts ? PyObject_CallFunctionObjArgs(reader->make, parts, NULL) : NULL;
         sound = entry && PyList_Append(list, entry) == 0 ? 1 : -1;
         Py_XDECREF(parts);
         Py_XDECREF(entry);
     }
-    Py_DECREF(description);
+    return sound;
+}
+
+typedef struct {
+    const unsigned char *data;
+    Py_ssize_t length;
+} Section;
+
+/* As `add_entry`, of the two sections of an entry. */
+static int read_sections(Reader *reader, PyObject *list, Section described, Section packed)
+{
+    PyObject *description = find_description(reader, described.data, described.length);
+    PyObject *inflated = description ? inflate_section(packed.data, packed.length) : NULL;
+    int sound = PyErr_Occurred() ? -1 : 0;
+    if (inflated)
+        sound = add_entry(reader, list, description, inflated);
+    Py_XDECREF(description);
+    Py_XDECREF(inflated);
     return sound;
 }
 
 PyObject *joblens_unpack_sections(PyObject *self, PyObject *args)
 {
     Reader reader;
+    Section section = {NULL, 0}, before;
     const unsigned char *data;
-    Py_ssize_t end, at, before = 0, length_before = 0; /* of the section before */
+    Py_ssize_t end, at;
     (void)self;
     if (!PyArg_ParseTuple(args, "y#nOOOLL", &data, &end, &at, &reader.known, &reader.describe, &reader.make,
                           &reader.room, &reader.rows_room))
@@ -162,17 +175,15 @@ PyObject *joblens_unpack_sections(PyObject *self, PyObject *args)
     PyObject *found = load_zlib() ? PyList_New(0) : NULL;
     int sections = 0, sound = found != NULL;
     while (sound == 1 && at < end) { /* the header is the first, then two make an entry */
-        Py_ssize_t length = end - at < LENGTH ? end : (Py_ssize_t)read_length(data + at);
+        before = section;
+        section.length = end - at < LENGTH ? end : (Py_ssize_t)read_length(data + at);
+        section.data = data + at + LENGTH;
         at += LENGTH;
-        if (length > end - at) {
+        if (section.length > end - at)
             sound = 0;
-            break;
-        }
-        if (sections && sections % 2 == 0)
-            sound = add_entry(&reader, found, data + before, length_before, data + at, length);
-        before = at;
-        length_before = length;
-        at += length;
+        else if (sections && sections % 2 == 0)
+            sound = read_sections(&reader, found, before, section);
+        at += section.length;
         sections++;
     }
     if (sound == 1 && sections % 2)

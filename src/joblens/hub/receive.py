@@ -16,6 +16,7 @@ from joblens.core.errors import MalformedError, sentence
 from joblens.hub.clocks import Clocks
 from joblens.hub.dedup import Seen
 from joblens.hub.gaps import Gaps
+from joblens.hub.gathering import GatheringLoop
 from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
 from joblens.hub.limits import Room
@@ -114,12 +115,14 @@ class Receiver:
 
     def _wait_for_others(self, entry: Entry, node: Node) -> None:
         """Let batches share a sync of the disk: the more nodes, the longer a batch waits. One that follows
-        soon after another of its node does not wait: the rest of a spool follows it."""
+        soon after another of its node does not wait: the rest of a spool follows it. Nor does one for which
+        the event loop has waited: those of other nodes came with it."""
         self._collected.append(entry)
         if time.monotonic() - node.heard < _HURRY:
             self._pass_on()
         elif self._timer is None:
-            wait = min(_SHARE * len(self.nodes), _LONGEST_SHARE)
+            has_waited = isinstance(self._loop, GatheringLoop) and self._loop.gathering.has_gathered
+            wait = 0.0 if has_waited else min(_SHARE * len(self.nodes), _LONGEST_SHARE)
             self._timer = self._loop.call_later(wait, self._pass_on)
 
     def _pass_on(self) -> None:

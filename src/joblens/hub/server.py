@@ -25,7 +25,7 @@ from joblens.core.files import NO_ROOM, make_folder
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
-from joblens.hub.gathering import GatheringSelector
+from joblens.hub.gathering import GatheringLoop
 from joblens.hub.limits import Authenticated, Unauthenticated, place_of
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
@@ -76,9 +76,9 @@ class Hub:
     async def run(self, ready: Callable[[int], None]) -> None:
         """Serve until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
+        stop: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _end, stop)
         self.receiver = Receiver(self.settings, self.home, self.log)
         self.pages = Pages(self.receiver, self._token, lambda: len(self.connections))
         self.page: Callable[[Request], Page] = self.pages.page
@@ -97,10 +97,9 @@ class Hub:
         loop.add_reader(listener, self._accept, listener)
         ready(listener.getsockname()[1])
         try:
-            while not stop.is_set():
+            while not stop.done():
                 await self._check()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _CHECK_SECONDS)
+                await asyncio.wait([stop], timeout=_until_check(loop))
         finally:
             loop.remove_reader(listener)
             listener.close()
@@ -258,6 +257,15 @@ class Hub:
             channel.recv(65_536)  # closing with unread data would lose the response
 
 
+def _end(stop: asyncio.Future[None]) -> None:
+    if not stop.done():
+        stop.set_result(None)
+
+
+def _until_check(loop: asyncio.AbstractEventLoop) -> float:
+    return loop.until_next(_CHECK_SECONDS) if isinstance(loop, GatheringLoop) else _CHECK_SECONDS
+
+
 def most_connections(wanted: int) -> int:
     """Return the limit of connections, within that of descriptors, some of which the hub needs itself."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -274,12 +282,8 @@ def run_hub(settings: HubSettings, home: Path, log: Log, ready: Callable[[int], 
         sys.setswitchinterval(_SWITCH)
         gc.freeze()
         gc.set_threshold(_COLLECTED)
-        with asyncio.Runner(loop_factory=make_loop) as runner:
+        with asyncio.Runner(loop_factory=GatheringLoop) as runner:
             runner.run(hub.run(ready))
-
-
-def make_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.SelectorEventLoop(GatheringSelector())
 
 
 @contextmanager

@@ -48,7 +48,7 @@ KINDS = {
     "kafka": "joblens.hub.sinks.kafka",
 }
 # Between two scans of the journal; the second if the hub announces new segments.
-_POLL_SECONDS, _WOKEN_POLL_SECONDS = 0.2, 2.0
+_POLL_SECONDS, _WOKEN_POLL_SECONDS = 0.2, 5.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 _COLLECTED = 100_000  # objects between two searches for cycles: a group of batches has none
 _PROBLEMS_KEPT = 10
