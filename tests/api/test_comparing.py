@@ -252,7 +252,8 @@ def test_any_ratio(ratios: list[float], interval: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
         out = render(Comparison(totals, [], programs, None), [JobRecord(job=it) for it in jobs], 2)
-        found = [Explained(Outlier(0, "involuntary_switches", it, 1.0, 9.0, ("op",))) for it in ratios]
+        usual = [min(5.0 / it, 1e6) if it else 0.0 for it in ratios]
+        found = [Explained(Outlier(0, "involuntary_switches", 5.0, it, 9.0, ("op",))) for it in usual]
         out += "\n".join(render_groups(Outliers([JobRecord(job=it) for it in jobs], "z", found, 3.0)))
     assert max(map(display_width, out.splitlines())) <= 80
 

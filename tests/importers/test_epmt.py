@@ -27,7 +27,7 @@ from joblens.cli import main
 from joblens.core.errors import MalformedError, UsageError
 from joblens.core.secrets import mask_secret, mask_secrets
 from joblens.importers.epmt import archive as archives
-from joblens.importers.epmt import process_data
+from joblens.importers.epmt import groups, process_data
 from joblens.importers.epmt.metadata import parse_metadata, parse_tags
 from joblens.importers.epmt.process_data import read_chunks
 from joblens.importers.epmt.totals import Totals
@@ -35,6 +35,7 @@ from joblens.jobs import epmt_archives
 from joblens.jobs.epmt_archives import EpmtResult, import_epmt
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Imported, JobRecord
+from joblens.store.end_groups import stored_groups
 from joblens.store.home import Home, find_home, make_home
 from waiting import wait_for
 
@@ -324,6 +325,46 @@ def test_killed_and_again(home: Home, tmp_path: Path) -> None:
         assert record_of(home, str(number)).used.processes == 3
     with Store(home) as store:
         assert len(store.jobs()) == 12
+
+
+@pytest.mark.parametrize("chunk", [2, 8192])
+def test_groups_in_the_record_are_those_of_the_lake(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Operations and programs are added up as they are imported; the processes in the lake give the same."""
+    monkeypatch.setattr(process_data, "_CHUNK_ROWS", chunk)
+    many = [
+        process(
+            pid, *[{"time_waiting": pid * 10**8}] * (pid % 3 + 1), tags=f"op:{pid % 2}", exename=f"p{pid % 4}"
+        )
+        for pid in range(1, 12)
+    ]
+    import_epmt(home, [write_tar(tmp_path / "a.tgz", job_files(many, metadata("a")))])
+    with Store(home) as store:
+        record = store.job("a")
+        for by, count in ((("tags",), 2), (("name",), 4)):
+            stored = stored_groups(record, by)
+            assert stored is not None
+            assert [it.key for it in stored] == [it.key for it in store.end_groups(record, by)]
+            imported(record).operations = imported(record).programs = None
+            for one, other in zip(stored, found := store.end_groups(record, by), strict=True):
+                assert one.key == other.key
+                assert one[1:] == pytest.approx(other[1:], abs=1e-6)
+            assert len(found) == count
+            record = store.job("a")
+
+
+def test_too_many_groups_for_a_record(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read from the lake, as are those with a nonsensical amount of memory or end."""
+    monkeypatch.setattr(groups, "_MOST", 2)
+    many = [process(pid, exename=f"p{pid}") for pid in range(3)]
+    huge = [process(1, {"rssmax": 1 << 61}), process(2, end=1 << 60)]
+    for id, processes in (("many", many), ("huge", huge)):
+        import_epmt(home, [write_tar(tmp_path / f"{id}.tgz", job_files(processes, metadata(id)))])
+        with Store(home) as store:
+            record = store.job(id)
+            assert imported(record).programs is None
+            assert sum(it.processes for it in store.end_groups(record, ("name",))) == len(processes)
 
 
 def test_a_large_archive_is_read_in_parts(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from joblens.core import counter_file, secrets
 from joblens.importers.epmt import process_data
+from joblens.importers.epmt.lake_rows import command_lines
 from joblens.importers.epmt.process_data import Chunk, read_chunks
 from native_library import load_native
 
@@ -114,6 +115,25 @@ def test_numbers_of_a_block_are_numbers(cells: list[str]) -> None:
         assert found == [int(re.sub("(?<![0-9])0+(?=[0-9])", "", cell)) for cell in cells]
 
 
+SECRETS = st.sampled_from(["pass", "PaSSword=x", "k", "ey", "\\", ",", "://", "é", "tok", "en 7", "-c a.c"])
+
+
+@given(st.lists(st.lists(SECRETS).map("".join), min_size=2, max_size=9))
+def test_secrets_are_masked_in_rows_of_c(native: ModuleType, arguments: list[str]) -> None:
+    """Those that C finds while it reads the rows are all that have one, also where characters are escaped."""
+    data = csv_text([process(pid, args=text) for pid, text in enumerate(arguments, 1)]).encode()
+    masked = []
+    for library in (native, None):
+        before, counter_file.native = counter_file.native, library
+        try:
+            found = read_chunks(iter([("a.csv", "c1", io.BytesIO(data))]), {}, lambda *it: None)
+            masked.append([command for chunk in found for command in command_lines(chunk)])
+        finally:
+            counter_file.native = before
+    expected = [secrets.mask_secret(f"gcc {text}" if text else "gcc") for text in arguments]
+    assert masked == [expected, expected]
+
+
 def test_most_rows_are_parsed_in_c(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the last process of a piece, and those with a line that Python has to look at."""
     taken: list[str] = []
@@ -129,7 +149,7 @@ def test_most_rows_are_parsed_in_c(native: ModuleType, monkeypatch: pytest.Monke
     assert (len(taken), broken, columns["pid"]) == (2, [], 2 * list(range(1, 101)))
     assert set(texts["args"]) == {"a\\,b"}
     with pytest.raises(ValueError, match="outside"):
-        native.parse_rows(b"1\n", 3, 9, b"p", 1)
+        native.parse_rows(b"1\n", 3, 9, b"p", 1, b"")
 
 
 @given(
@@ -138,4 +158,4 @@ def test_most_rows_are_parsed_in_c(native: ModuleType, monkeypatch: pytest.Monke
 def test_words_of_secrets(native: ModuleType, texts: list[str]) -> None:
     data = "".join(text + "\0" for text in texts).encode()
     expected = [number for number, text in enumerate(texts) if secrets._may_have_secret(text)]
-    assert native.find_words(data, secrets._HINTS_IN_C) == expected
+    assert native.find_words(data, secrets.HINTS_IN_C) == expected

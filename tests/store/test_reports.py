@@ -18,9 +18,10 @@ from joblens.record.fields import read
 from joblens.record.report import JobRecord, Point, ProcessUse
 from joblens.reports import tree
 from joblens.reports.style import Style, encodable
-from joblens.reports.text import render_report, wrap
+from joblens.reports.text import render_report
 from joblens.reports.timeline import render_timeline, sparks
 from joblens.reports.width import display_width, plain
+from joblens.reports.wrapping import wrap
 from plain_records import record_from
 
 from .made import START

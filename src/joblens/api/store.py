@@ -242,16 +242,21 @@ class Store(JobSource):
     def groups_of(self, name: str, by: Iterable[str], run: int | None = None) -> list[GroupUse]:
         from joblens.store.end_groups import check_groups, group_ends
 
-        if run is not None:
+        if run is not None or self._live(name) is None:
             return self.end_groups(self.job(name, run), by)
         columns = check_groups(by)
         return self._read(name, lambda span, reader: group_ends(reader, span, columns))
 
     def end_groups(self, record: JobRecord, by: Iterable[str]) -> list[GroupUse]:
-        from joblens.store.end_groups import check_groups, group_ends
+        from joblens.store.end_groups import check_groups, group_ends, stored_groups
 
-        job = record.job
-        return group_ends(self._reader(job.id, job.start), self._span(job), check_groups(by))
+        job, columns = record.job, check_groups(by)
+        stored = stored_groups(record, columns)
+        return (
+            group_ends(self._reader(job.id, job.start), self._span(job), columns)
+            if stored is None
+            else stored
+        )
 
     def record_of(self, row: JobRow) -> JobRecord:
         return self.report((row.cluster, row.id, row.start or 0.0))

@@ -57,8 +57,11 @@ COMMANDS = (
     ("completion", "print the completion script of a shell"),
     ("man", "print the manual page"),
 )
-# These need no clean-up at exit, unless one of these libraries is loaded.
-_QUICK = ("run", "jobs", "job", "mark", "fom", "submit")
+# These need no clean-up at exit but that of their connections to DuckDB.
+_QUICK = (
+    "run", "jobs", "job", "mark", "fom", "submit", "compare", "outliers", "model", "series", "tag",
+    "annotate", "delete", "import",
+)  # fmt: skip
 # Here OpenBLAS, which NumPy loads, needs no thread for each core: to start these takes as long as the rest.
 # Other commands start programs of the user, which would inherit the variable.
 _ONE_THREAD = (
@@ -66,7 +69,6 @@ _ONE_THREAD = (
     "hub", "import",
 )  # fmt: skip
 _ON_NODES = ("agent", "slurm", "config", "mark", "fom", "prometheus-config", "record")  # Python 3.9
-_WITH_AN_END = ("_duckdb", "numpy")
 _QUICK_GARBAGE = 100_000  # new objects between two garbage collections
 
 
@@ -82,7 +84,9 @@ def entry() -> int:
     except SystemExit as stop:  # of argparse
         code = stop.code if isinstance(stop.code, int) else 0
     code = _flush(code)
-    if quick and not any(name in sys.modules for name in _WITH_AN_END):
+    if quick:
+        if "joblens.store.lake.lake" in sys.modules:  # which an agent does not have
+            sys.modules["joblens.store.lake.lake"].close_all()
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(code)  # skips the destruction of hundreds of modules, which takes time

@@ -14,9 +14,9 @@ from joblens.core.errors import UsageError, printable
 from joblens.core.units import render_seconds
 from joblens.reports.figures import WORDS, render_column_ratio, render_group, render_ratio, render_value
 from joblens.reports.style import WIDTH
-from joblens.reports.text import wrap
 from joblens.reports.timeline import LINES, PEAK, axis, sparks
 from joblens.reports.width import display_width, left
+from joblens.reports.wrapping import wrap
 
 if TYPE_CHECKING:
     from joblens.analysis.comparison import Change, Compared, Comparison

@@ -80,7 +80,7 @@ def _check(store: Store) -> int:
 
 
 def render(info: StoreInfo) -> str:
-    from joblens.reports.text import wrap
+    from joblens.reports.wrapping import wrap
 
     size = render_bytes(info.bytes)
     held = f"{render_count(info.jobs, 'job')}, {render_count(info.files, 'file')} of samples, {size}"

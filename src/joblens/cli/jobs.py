@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    from joblens.schedulers.slurm.fields import STATES
+    from joblens.schedulers.slurm.states import STATES
 
     parser.add_argument("--user", metavar="U", help="of this user")
     parser.add_argument("--name", metavar="PATTERN", help="of such a name, with * and ?")

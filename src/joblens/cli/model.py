@@ -15,7 +15,7 @@ from joblens.cli.table import add_output, progress, render_table, room, warn, wr
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import printable
 from joblens.reports.figures import WORDS, render_group, render_value
-from joblens.reports.text import wrap
+from joblens.reports.wrapping import wrap
 
 if TYPE_CHECKING:
     from joblens.api.source import JobSource

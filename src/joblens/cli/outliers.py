@@ -20,8 +20,8 @@ from joblens.reports.figures import (
     render_ratio,
     render_value,
 )
-from joblens.reports.text import wrap
 from joblens.reports.width import display_width
+from joblens.reports.wrapping import wrap
 
 if TYPE_CHECKING:
     from joblens.analysis.outliers import Cause, Outlier

@@ -10,6 +10,7 @@ from typing import Sequence
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SOURCES = (
     "native.c", "process_scan.c", "capture_records.c", "csv_rows.c", "batch_sections.c", "batch_rows.c",
+    "words.c",
 )  # fmt: skip
 NATIVE_SOURCES = [os.path.join(_HERE, name) for name in _SOURCES]
 NATIVE = os.path.join(_HERE, "_native.abi3.so")  # for every Python from 3.9 on (PEP 384)

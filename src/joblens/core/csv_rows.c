@@ -16,10 +16,14 @@
 enum { TEXT = 't', OF_PROCESS = 'p', OF_THREAD = 'n' }; /* columns */
 enum { OTHER, PROCESS, FURTHER };                       /* lines */
 
+void joblens_mark_words(unsigned char *pairs, const char *words, Py_ssize_t room); /* see words.c */
+const char *joblens_find_word(const char *text, const char *end, const unsigned char *pairs, const char *words,
+                              Py_ssize_t room);
+
 typedef struct {
     const char *begin;
     Py_ssize_t size;
-    int escaped;
+    int escaped, has_word;
 } Cell;
 
 typedef struct {
@@ -34,20 +38,35 @@ typedef struct {
     int64_t *values;      /* numbers of this line */
     PyObject **last;      /* texts of the last process, borrowed from the lists */
     PyObject *lists;      /* of texts, one for each column */
-    Values own, further, first;
+    const char *words;    /* that are searched for in texts */
+    Py_ssize_t room;
+    unsigned char pairs[1 << 16];
+    Values own, further, first, with_words; /* the last: processes with a word in a text */
 } Parser;
 
-static int add(Values *values, int64_t value)
+/* Return where so many more can be put, or NULL. */
+static int64_t *reserve(Values *values, size_t more)
 {
-    if (values->count == values->room) {
-        size_t room = values->room ? 2 * values->room : 1024;
+    if (values->count + more > values->room) {
+        size_t room = 2 * values->room + more + 1024;
         int64_t *found = realloc(values->at, room * sizeof *found);
-        if (!found)
-            return 0;
+        if (!found) {
+            PyErr_NoMemory();
+            return NULL;
+        }
         values->at = found;
         values->room = room;
     }
-    values->at[values->count++] = value;
+    return values->at + values->count;
+}
+
+static int add(Values *values, int64_t value)
+{
+    int64_t *place = reserve(values, 1);
+    if (!place)
+        return 0;
+    *place = value;
+    values->count++;
     return 1;
 }
 
@@ -81,8 +100,9 @@ static const char *read_number(const char *at, const char *end, int64_t *value, 
     int negative = at < end && *at == '-';
     at += negative;
     const char *digits = at;
-    for (; at < end && *at >= '0' && *at <= '9' && at - digits < MOST_DIGITS; at++)
-        found = 10 * found + (*at - '0');
+    unsigned digit; /* a line ends in a newline */
+    for (; (digit = (unsigned)*at - '0') <= 9 && at - digits < MOST_DIGITS; at++)
+        found = 10 * found + digit;
     *is_empty = at == begin;
     *value = negative ? -found : found;
     return (at < end && *at != ',') || (at == digits && negative) ? NULL : at;
@@ -109,10 +129,17 @@ static int read_line(Parser *parser, const char *at, const char *end)
     return known && missing ? OTHER : known ? PROCESS : FURTHER;
 }
 
-static PyObject *make_text(const Cell *cell)
+static int has_word(const Parser *parser, const char *text, Py_ssize_t size)
 {
-    if (!cell->escaped)
+    return joblens_find_word(text, text + size, parser->pairs, parser->words, parser->room) != NULL;
+}
+
+static PyObject *make_text(const Parser *parser, Cell *cell)
+{
+    if (!cell->escaped) {
+        cell->has_word = has_word(parser, cell->begin, cell->size);
         return PyUnicode_DecodeUTF8(cell->begin, cell->size, "replace");
+    }
     char *plain = malloc((size_t)cell->size + 1);
     if (!plain)
         return PyErr_NoMemory();
@@ -121,6 +148,8 @@ static PyObject *make_text(const Cell *cell)
         at += cell->begin[at] == '\\';
         plain[size++] = cell->begin[at];
     }
+    plain[size] = 0;
+    cell->has_word = has_word(parser, plain, size);
     PyObject *text = PyUnicode_DecodeUTF8(plain, size, "replace");
     free(plain);
     return text;
@@ -129,13 +158,16 @@ static PyObject *make_text(const Cell *cell)
 /* Most are those of the process before. */
 static int add_texts(Parser *parser)
 {
+    int found = 0;
     for (Py_ssize_t number = 0; number < parser->texts; number++) {
-        const Cell *cell = &parser->cells[number], *before = &parser->before[number];
+        Cell *cell = &parser->cells[number], *before = &parser->before[number];
         PyObject *text = parser->last[number];
-        if (text && cell->size == before->size && !memcmp(cell->begin, before->begin, (size_t)cell->size))
+        if (text && cell->size == before->size && !memcmp(cell->begin, before->begin, (size_t)cell->size)) {
             Py_INCREF(text);
-        else if (!(text = make_text(cell)))
+            cell->has_word = before->has_word;
+        } else if (!(text = make_text(parser, cell)))
             return 0;
+        found |= cell->has_word;
         int failed = PyList_Append(PyList_GetItem(parser->lists, number), text) < 0;
         Py_DECREF(text);
         if (failed)
@@ -143,32 +175,29 @@ static int add_texts(Parser *parser)
         parser->last[number] = text;
         parser->before[number] = *cell;
     }
-    return 1;
+    return !found || add(&parser->with_words, (int64_t)parser->first.count - 1);
 }
 
 static int add_numbers(Parser *parser, int line)
 {
     const int64_t *value = parser->values;
+    Values *values = line == PROCESS ? &parser->own : &parser->further;
+    int64_t *place = reserve(values, (size_t)parser->width), *begin = place;
+    if (!place)
+        return 0;
     for (Py_ssize_t column = 0; column < parser->width; column++) {
         if (parser->kinds[column] == TEXT)
             continue;
-        int64_t found = *value++;
-        if (line == PROCESS ? !add(&parser->own, found)
-                            : parser->kinds[column] == OF_THREAD && !add(&parser->further, found)) {
-            PyErr_NoMemory();
-            return 0;
-        }
+        *place = *value++;
+        place += line == PROCESS || parser->kinds[column] == OF_THREAD;
     }
+    values->count += (size_t)(place - begin);
     return 1;
 }
 
 static int begin_process(Parser *parser, int64_t row)
 {
-    if (!add(&parser->first, row)) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    return add_texts(parser);
+    return add(&parser->first, row) && add_texts(parser);
 }
 
 /* Return where the lines that were taken end, or -1. */
@@ -199,6 +228,8 @@ static Py_ssize_t read_lines(Parser *parser, const char *data, Py_ssize_t size, 
         Py_ssize_t kept = (Py_ssize_t)--parser->first.count;
         parser->own.count = own;
         parser->further.count = further;
+        Values *words = &parser->with_words;
+        words->count -= words->count && words->at[words->count - 1] == kept;
         for (Py_ssize_t number = 0; number < parser->texts; number++)
             if (PyList_SetSlice(PyList_GetItem(parser->lists, number), kept, kept + 1, NULL) < 0)
                 return -1;
@@ -236,16 +267,19 @@ PyObject *joblens_parse_rows(PyObject *self, PyObject *arguments)
     Parser parser = {0};
     PyObject *found = NULL;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "y#nny#n", &data, &size, &at, &until, &parser.kinds, &parser.width, &most))
+    if (!PyArg_ParseTuple(arguments, "y#nny#ny#", &data, &size, &at, &until, &parser.kinds, &parser.width, &most,
+                          &parser.words, &parser.room))
         return NULL;
     size = until < size ? until : size;
+    joblens_mark_words(parser.pairs, parser.words, parser.room);
     if (at < 0 || at > size)
         PyErr_SetString(PyExc_ValueError, "a place outside of the data");
     else if (prepare(&parser) && (at = read_lines(&parser, data, size, at, most)) >= 0)
         found = Py_BuildValue(
-            "nOy#y#y#", at, parser.lists, (char *)parser.own.at, (Py_ssize_t)(parser.own.count * sizeof(int64_t)),
+            "nOy#y#y#y#", at, parser.lists, (char *)parser.own.at, (Py_ssize_t)(parser.own.count * sizeof(int64_t)),
             (char *)parser.further.at, (Py_ssize_t)(parser.further.count * sizeof(int64_t)), (char *)parser.first.at,
-            (Py_ssize_t)(parser.first.count * sizeof(int64_t)));
+            (Py_ssize_t)(parser.first.count * sizeof(int64_t)), (char *)parser.with_words.at,
+            (Py_ssize_t)(parser.with_words.count * sizeof(int64_t)));
     Py_XDECREF(parser.lists);
     free(parser.cells);
     free(parser.before);
@@ -254,5 +288,6 @@ PyObject *joblens_parse_rows(PyObject *self, PyObject *arguments)
     free(parser.own.at);
     free(parser.further.at);
     free(parser.first.at);
+    free(parser.with_words.at);
     return found;
 }

@@ -395,60 +395,9 @@ static PyObject *set_title(PyObject *self, PyObject *arguments)
     return PyLong_FromLong(prctl(PR_SET_NAME, title, 0, 0, 0)); /* the kernel takes the first 15 bytes */
 }
 
-static int lower(int letter)
-{
-    return letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter;
-}
-
-static int upper(int letter)
-{
-    return letter >= 'a' && letter <= 'z' ? letter - 'a' + 'A' : letter;
-}
-
-static int begins_with(const char *text, const char *end, const char *word)
-{
-    for (; *word; text++, word++)
-        if (text == end || lower(*text) != *word)
-            return 0;
-    return 1;
-}
-
 PyDoc_STRVAR(find_words_doc, "find_words(texts, words): numbers of the texts with any of the words, upper case or not; "
-                             "a zero byte is after each text and word; words are sorted, in lower case");
-
-static PyObject *find_words(PyObject *self, PyObject *arguments)
-{
-    const char *texts, *words, *first[256] = {NULL}; /* by its first letter */
-    Py_ssize_t size, room;
-    (void)self;
-    if (!PyArg_ParseTuple(arguments, "y#y#", &texts, &size, &words, &room))
-        return NULL;
-    PyObject *found = PyList_New(0);
-    for (const char *word = words + room; found && word-- > words;)
-        if (*word && (word == words || !word[-1]))
-            first[(unsigned char)*word] = first[(unsigned char)upper(*word)] = word;
-    const char *end = texts + size, *at = texts;
-    for (long number = 0; found && at < end; at++) {
-        const char *word = first[(unsigned char)*at], *head = word;
-        if (!word) {
-            number += !*at;
-            continue;
-        }
-        while (*word == *head && !begins_with(at, end, word))
-            word += strlen(word) + 1; /* the last is followed by a zero byte, as all bytes are */
-        if (*word == *head) {
-            PyObject *it = PyLong_FromLong(number);
-            if (!it || PyList_Append(found, it) < 0)
-                Py_CLEAR(found);
-            Py_XDECREF(it);
-            at = memchr(at, 0, (size_t)(end - at));
-            if (!at)
-                break;
-        }
-        number += !*at;
-    }
-    return found;
-}
+                             "a zero byte is after each text and word; words are in lower case; see words.c");
+PyObject *joblens_find_words(PyObject *self, PyObject *arguments);
 
 PyDoc_STRVAR(scan_settled_doc, "scan_settled(records, first, changed, due): see process_scan.c");
 PyObject *joblens_scan_settled(PyObject *self, PyObject *arguments);
@@ -462,7 +411,7 @@ PyObject *joblens_take_records(PyObject *self, PyObject *arguments);
 PyDoc_STRVAR(merged_records_doc, "merged_records(handle): all columns, and their texts; once");
 PyObject *joblens_merged_records(PyObject *self, PyObject *arguments);
 
-PyDoc_STRVAR(parse_rows_doc, "parse_rows(data, at, until, kinds, most): where they end, and cells; see csv_rows.c");
+PyDoc_STRVAR(parse_rows_doc, "parse_rows(data, at, until, kinds, most, words): where they end, and cells; see csv_rows.c");
 PyObject *joblens_parse_rows(PyObject *self, PyObject *arguments);
 
 PyDoc_STRVAR(unpack_sections_doc, "unpack_sections(message, at, known, describe, make, room, rows_room): entries, or None");
@@ -481,7 +430,7 @@ static PyMethodDef methods[] = {
     {"new_records", joblens_new_records, METH_VARARGS, new_records_doc},
     {"take_records", joblens_take_records, METH_VARARGS, take_records_doc},
     {"merged_records", joblens_merged_records, METH_VARARGS, merged_records_doc},
-    {"find_words", find_words, METH_VARARGS, find_words_doc},
+    {"find_words", joblens_find_words, METH_VARARGS, find_words_doc},
     {"parse_rows", joblens_parse_rows, METH_VARARGS, parse_rows_doc},
     {"unpack_sections", joblens_unpack_sections, METH_VARARGS, unpack_sections_doc},
     {"decode_rows", joblens_decode_rows, METH_VARARGS, decode_rows_doc},

@@ -25,7 +25,7 @@ _WORD = r"[^ \t\n]+"
 MASK, ALL = "***", "*"  # what replaces them; and the variable that masks every argument
 # A command line without any of these has no secret: most have none, and need no regular expression.
 _HINTS = ("pass", "pwd", "secret", "token", "key", "credential", "authorization", "bearer", "://")
-_HINTS_IN_C = "".join(hint + "\0" for hint in sorted(_HINTS)).encode()
+HINTS_IN_C = "".join(hint + "\0" for hint in sorted(_HINTS)).encode()
 _BLANKS, _QUOTES = " \t\n", "\"'"
 _WORDS = (
     r"passwords?|passwd|passphrase|(?<![a-z])pass|(?<=[-_])pwd|secrets?|token|api[_-]?key|access[_-]?key"
@@ -132,20 +132,26 @@ def mask_secret(text: str) -> str:
     return _mask(_mask_words(text, masks) if masks else text, is_argument=False)[0]
 
 
-def mask_secrets(commands: List[str]) -> List[str]:
-    """Mask many. Without further patterns, only those with one of the words are looked at."""
+def mask_secrets(commands: List[str], suspects: Optional[Iterable[int]] = None) -> List[str]:
+    """Mask many. Without further patterns, only those with one of the words are looked at: those at the
+    places in `suspects`, if they are known."""
+    if suspects is not None and not _find_masks():
+        found = list(commands)
+        for place in suspects:
+            found[place] = mask_secret(found[place])
+        return found
     different = list(set(commands))  # many are alike
-    suspects = different if _find_masks() else _find_suspects(different)
-    masked = {command: mask_secret(command) for command in suspects}
+    looked_at = different if _find_masks() else _find_suspects(different)
+    masked = {command: mask_secret(command) for command in looked_at}
     return [masked.get(command, command) for command in commands] if masked else commands
 
 
 def _find_suspects(commands: List[str]) -> List[str]:
     from joblens.core.counter_file import native
 
-    texts = "".join([command + "\0" for command in commands]).encode("utf-8", "replace")
+    texts = "\0".join([*commands, ""]).encode("utf-8", "replace")
     if hasattr(native, "find_words") and texts.count(b"\0") == len(commands):
-        return [commands[number] for number in native.find_words(texts, _HINTS_IN_C)]
+        return [commands[number] for number in native.find_words(texts, HINTS_IN_C)]
     return list(filter(_may_have_secret, commands))
 
 

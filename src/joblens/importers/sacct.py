@@ -10,9 +10,10 @@ from joblens.core.errors import MalformedError
 from joblens.importers.input_files import Report, open_input
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.parse_result import parse_or
-from joblens.schedulers.slurm.fields import ENDED, JobId, parse_job_id
+from joblens.schedulers.slurm.fields import JobId, parse_job_id
 from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import FREE, parse_sacct
+from joblens.schedulers.slurm.states import ENDED
 
 Read = Callable[[int], None]  # called with the number of bytes read
 

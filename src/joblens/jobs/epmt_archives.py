@@ -143,9 +143,13 @@ class _Importer:
             _check_owner(path, metadata.user)
         totals = Totals()
         chunks = self._chunks(archive, totals)
-        begin = list(islice(chunks, 2))  # most jobs have one
-        whole = begin if len(begin) < 2 else self._chunks(archive, Totals())
-        times = find_times(str(path), metadata, self.zone, lambda: _span(whole))
+        begin = list(islice(chunks, 1))
+
+        def find_span() -> _Span | None:
+            begin.extend(islice(chunks, 1))  # most jobs have no other
+            return _span(begin if len(begin) < 2 else self._chunks(archive, Totals()))
+
+        times = find_times(str(path), metadata, self.zone, find_span)
         cluster = self.cluster or metadata.environment.get("SLURM_CLUSTER_NAME", "")
         node = metadata.host or _first_host(begin) or "unknown"
         identity = storable(cluster or node), storable(metadata.id), times.start
@@ -212,7 +216,7 @@ class _Importer:
 
     def _chunks(self, archive: Archive, totals: Totals) -> Iterator[Chunk]:
         files = ((it.name, it.host, it.file) for it in archive.files())
-        return read_chunks(files, archive.headers, totals.report)
+        return read_chunks(files, archive.headers, totals.report, archive.kept is not None)
 
 
 def _check_owner(path: Path, user: str) -> None:
@@ -370,6 +374,8 @@ def make_record(archive: str, facts: JobFacts, job: Metadata, times: _Times, tot
         processes=totals.processes,
         threads=totals.threads,
         sums=totals.shown_sums(),
+        operations=totals.by_tags.all(),
+        programs=totals.by_name.all(),
     )
     record.processes = totals.largest()
     record.findings = [*record.findings, *_findings(facts, times, totals)]

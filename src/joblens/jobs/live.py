@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from joblens.core.files import list_names
 from joblens.jobs.live_lists import has_run, open_index, runs
-from joblens.schedulers.slurm.fields import ENDED
+from joblens.schedulers.slurm.states import ENDED
 from joblens.store.catalog.cursor import Cursor, is_after, parse_cursor, sort_rows
 from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.queries import Run
@@ -197,6 +197,9 @@ def find_live(home: Home, name: str, problems: list[str], scope: Scope = ALL) ->
 
 def add_runs(stored: list[Run], live: Iterable[BatchJob]) -> list[Run]:
     """To those that have a record, those that run or have none yet; the oldest first."""
+    live = list(live)
+    if not live:
+        return sorted(stored, key=lambda run: (run.start, run.id))
     from joblens.jobs.facts import identity
 
     known = {(run.cluster, run.id, run.start) for run in stored}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, write_quickly
 from joblens.core.json_file import parse_json
-from joblens.schedulers.slurm.fields import WAITING
+from joblens.schedulers.slurm.states import WAITING
 from joblens.store.catalog.listing import Identity, JobRow
 from joblens.store.home import Home
 from joblens.store.location import safe_name
@@ -234,11 +234,14 @@ def _each(home: Home, files: Iterable[_File], problems: list[str]) -> Iterator[L
 
 
 def _merge(lists: Iterable[Live]) -> Iterator[Live]:
+    newest = sorted(lists, key=lambda it: it.time, reverse=True)
+    if not newest:
+        return
     from joblens.jobs.facts import identity
 
     known: set[Identity] = set()
     clusters: dict[str, float] = {}  # with the time of their last report
-    for found in sorted(lists, key=lambda it: it.time, reverse=True):
+    for found in newest:
         newer = {name for name, when in clusters.items() if when - found.time > OLD_SECONDS}
         jobs, ended = (
             tuple(job for job in some if job.cluster not in newer and identity(job) not in known)

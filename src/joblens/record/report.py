@@ -366,6 +366,19 @@ class ProcessCounts(Part):
     counted: Annotated[Whole, about("of these, only known to have existed")] = 0
 
 
+class GroupSums(Part):
+    """Processes that are alike, added up."""
+
+    key: Annotated[str, about("tags of the operation, or name of the program")]
+    processes: Annotated[Whole, about("number of processes")]
+    began_seconds: Annotated[Moment, about("first start")]
+    ended_seconds: Annotated[Moment, about("last end")]
+    cpu_seconds: Annotated[Real, about("CPU time")]
+    summed_wall_seconds: Annotated[Real, about("time from start to end of each process, added up")]
+    run_delay_seconds: Annotated[Real, about("time without a core")]
+    memory_peak_bytes: Annotated[Whole, about("memory of the largest")]
+
+
 class Imported(Part):
     """Data of another system that the record was made from."""
 
@@ -379,6 +392,12 @@ class Imported(Part):
     sums: Annotated[
         dict[str, Real], about("sum of each metric over all threads, in its own name and unit")
     ] = {}
+    operations: Annotated[
+        list[GroupSums] | None, about("processes with the same tags, added up; not of more than 500")
+    ] = None
+    programs: Annotated[
+        list[GroupSums] | None, about("processes of the same name, added up; not of more than 500")
+    ] = None
 
 
 class Data(Part):

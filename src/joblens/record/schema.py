@@ -61,10 +61,18 @@ def _in_order(name: str, parts: Mapping[str, _Node]) -> dict[str, None]:
     """Return a part and those inside of it, each once and in the order of the fields."""
     found = {name: None}
     for it in parts[name].properties.values():
-        for kind in (it, it.items or it, *it.any_of):
-            if kind.ref and kind.part not in found:
-                found |= _in_order(kind.part, parts)
+        for part in _parts_of(it):
+            if part not in found:
+                found |= _in_order(part, parts)
     return found
+
+
+def _parts_of(it: _Node) -> Iterator[str]:
+    """Yield the names of the parts that a field consists of."""
+    if it.ref:
+        yield it.part
+    for kind in ([it.items] if it.items else []) + it.any_of:
+        yield from _parts_of(kind)
 
 
 def _render(name: str, part: _Node) -> Iterator[str]:

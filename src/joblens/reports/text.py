@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from joblens.core.units import (
     render_bytes,
@@ -21,6 +21,7 @@ from joblens.reports.style import WIDTH, Style
 from joblens.reports.timeline import clock, render_timeline
 from joblens.reports.tree import render_tree
 from joblens.reports.width import display_width, plain
+from joblens.reports.wrapping import wrap
 from joblens.store.catalog.listing import name_nodes
 
 _MOST_GAPS = 3
@@ -32,8 +33,6 @@ _MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
 _WIDEST_TABLE = 140  # farther apart, names and figures are hard to match
 _SHORTEST_WORD = 4  # to which one that is too wide is cut
-_UNITS = frozenset("B KiB MiB GiB TiB PiB B/s KiB/s MiB/s GiB/s µs ms s min h d J kJ kWh W cores".split())
-_BEHIND = ",.;:)"
 _UNDER = " " * 13
 _PENDING = "PENDING"
 _WHOLE = "whole job"
@@ -319,45 +318,6 @@ def _when(stretch: Finding | Gap, job: Job) -> str:
     if stretch.start <= job.start + 1 and stretch.end >= end - 1:
         return _WHOLE
     return "–".join(clock(moment, end - job.start) for moment in (stretch.start, stretch.end))
-
-
-def wrap(head: str, text: str, width: int = WIDTH) -> list[str]:
-    """Lines of at most so many columns."""
-    lines, line = [], head
-    for word in _words(plain(text, _LONGEST)):
-        for piece in _pieces(word, width - display_width(head)):
-            blank = "" if not line.strip() or line == head else " "
-            if display_width(line + blank + piece) > width:
-                lines.append(line)
-                line, blank = " " * display_width(head), ""
-            line += blank + piece
-    return [*lines, line]
-
-
-def _words(text: str) -> Iterator[str]:
-    """A number and its unit are one."""
-    number = ""
-    for word in text.split(" "):
-        if number and word.rstrip(_BEHIND) in _UNITS:
-            number += " " + word
-            continue
-        if number:
-            yield number
-        number = word if word[-1:].isdigit() else ""
-        if not number:
-            yield word
-    if number:
-        yield number
-
-
-def _pieces(word: str, width: int) -> list[str]:
-    """A word that is wider than a line, in parts."""
-    found = [""]
-    for letter in word:
-        if display_width(found[-1] + letter) > width:
-            found.append("")
-        found[-1] += letter
-    return found
 
 
 def _events(record: JobRecord, style: Style) -> list[str]:

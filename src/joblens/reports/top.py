@@ -12,8 +12,8 @@ from joblens.analysis.live import JobNow, NodeNow
 from joblens.core.units import render_bytes, render_cores
 from joblens.reports import panel
 from joblens.reports.panel import Cell, Column, Look, clip, render_panel
-from joblens.reports.text import wrap
 from joblens.reports.width import display_width, left, plain
+from joblens.reports.wrapping import wrap
 
 BOTH, NODES, JOBS = "both", "nodes", "jobs"
 SORTS = ("cpu", "memory", "io", "gpu", "name")

@@ -22,7 +22,7 @@ from joblens.record.model import ReferenceModel
 from joblens.record.report import Job, JobRecord, ProcessUse
 from joblens.run.facts import parse_tags
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.slurm.fields import STATES
+from joblens.schedulers.slurm.states import STATES
 from joblens.serve.audit import Audit
 from joblens.serve.errors import ApiError
 from joblens.serve.live import Allows, LiveJob, filter_now, filter_sets, jobs_now, list_nodes

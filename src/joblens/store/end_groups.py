@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.store.catalog.listing import unknown
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Span
+
+if TYPE_CHECKING:
+    from joblens.record.report import GroupSums, JobRecord
 
 BY = ("tags", "name", "command")  # what processes can be grouped by
 _SAME_START = 0.02  # seconds: starts of processes are in clock ticks
@@ -79,6 +82,33 @@ def group_ends(reader: LakeReader | SamplesReader, span: Span, by: Sequence[str]
         rows = reader.end_groups(span, by)
         return [GroupUse(tuple(row[: len(by)]), *row[len(by) :]) for row in rows]
     return group_processes(reader.ends(span, EndedProcess), by)
+
+
+def stored_groups(record: JobRecord, by: Sequence[str]) -> list[GroupUse] | None:
+    """Return the groups that the record of an imported job has, in order of their first start."""
+    from joblens.record.report import Imported, Window
+
+    imported = record.data.imported
+    if not isinstance(imported, Imported) or isinstance(record.cut, Window):
+        return None
+    kinds: dict[tuple[str, ...], list[GroupSums] | None]
+    kinds = {("tags",): imported.operations, ("name",): imported.programs}
+    found = kinds.get(tuple(by))
+    if found is None:
+        return None
+    return [
+        GroupUse(
+            (it.key,),
+            it.processes,
+            it.began_seconds,
+            it.cpu_seconds,
+            it.summed_wall_seconds,
+            it.run_delay_seconds,
+            it.memory_peak_bytes,
+            it.ended_seconds,
+        )
+        for it in found
+    ]
 
 
 def check_groups(by: Iterable[str]) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def ask_scheduler(allocation: Allocation, seconds: float = _SECONDS) -> BatchJob
     if allocation.scheduler != "slurm":
         return None
     from joblens.schedulers.slurm.client import Slurm
-    from joblens.schedulers.slurm.fields import ENDED
+    from joblens.schedulers.slurm.states import ENDED
 
     found = _scontrol(allocation, seconds)
     if found is not None and found.state not in ENDED:

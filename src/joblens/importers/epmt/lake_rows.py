@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.model import ABSENT, GAUGE, Column
 from joblens.core.secrets import mask_secrets
-from joblens.importers.epmt.process_data import Chunk
+from joblens.importers.epmt.process_data import Chunk, code_texts
 from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable
 from joblens.store.lake.folder import JobFile, list_folder
-from joblens.store.lake.lake import Lake, literal
+from joblens.store.lake.lake import Lake, literal, select_text, text_column
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def _has_rows(lake: Lake, job: LakeJob) -> bool:
 
 def save_chunk(lake: Lake, job: LakeJob, number: int, chunk: Chunk) -> None:
     """Write the processes and the threads. Raises OutsideError."""
-    for name, make_table in (("process_end", _processes), ("thread_end", _threads)):
-        lake.save_tables(name, job.date, job.file(number), [make_table(job, chunk)], ordered=True)
+    for name, make in (("process_end", _processes), ("thread_end", _threads)):
+        made = make(job, chunk)
+        lake.save_tables(name, job.date, job.file(number), [made.table()], ordered=True, texts=made.texts)
+        del made  # before the next one is made
 
 
 class _Builder:
@@ -103,19 +105,28 @@ class _Builder:
 
         self.columns: dict[str, Any] = {TIME: numpy.full(rows, int(job.end * 1e9), dtype=numpy.int64)}
         self.selected = [f"make_timestamp_ns({TIME}) AS {TIME}"]
+        self.texts: dict[str, list[str]] = {}  # of columns that have places among them
         self.text("cluster", job.cluster)
         self.text("jobid", job.id)
 
-    def text(self, name: str, value: str | Sequence[str]) -> None:
+    def text(self, name: str, value: str) -> None:
+        """The same in all rows."""
+        value = storable(value)
+        if value.isprintable():
+            self.selected.append(f"{literal(value)} AS {identifier(name)}")
+        else:
+            self.different(name, [value] * len(self.columns[TIME]))
+
+    def few(self, name: str, distinct: Sequence[str], places: Numbers) -> None:
+        """Few of the rows have different texts."""
+        self.texts[name] = list(distinct)
+        self.columns[text_column(name)] = places
+        self.selected.append(f"{select_text(name)} AS {identifier(name)}")
+
+    def different(self, name: str, values: Sequence[str]) -> None:
         import numpy
 
-        if isinstance(value, str):
-            value = storable(value)
-            if value.isprintable():
-                self.selected.append(f"{literal(value)} AS {identifier(name)}")
-                return
-            value = [value] * len(self.columns[TIME])
-        self.columns[name] = numpy.array(value, dtype=object)
+        self.columns[name] = numpy.array(values, dtype=object)
         self.selected.append(identifier(name))
 
     def label(self, name: str, values: Numbers | int) -> None:
@@ -155,17 +166,20 @@ def _time(name: str) -> Column:
     return Column(_MICROSECONDS[name], GAUGE, "", divisor=1_000_000)
 
 
-def _processes(job: LakeJob, chunk: Chunk) -> Table:
-    count = len(chunk.first)
-    made = _Builder(job, count)
-    blank = [""] * count
-    texts = {name: chunk.texts.get(name, blank) for name in ("hostname", "exename", "path", "tags")}
+def _processes(job: LakeJob, chunk: Chunk) -> _Builder:
+    made = _Builder(job, len(chunk.first))
     for stored, name in (("node", "hostname"), ("name", "exename"), ("executable", "path"), ("tags", "tags")):
-        made.text(stored, texts[name])
-    made.text("command", command_lines(chunk))
+        if name in chunk.texts:
+            made.few(stored, *code_texts(chunk.texts[name]))
+        else:
+            made.text(stored, "")
+    made.different("command", command_lines(chunk))
     made.text("step", "")
     made.text("folder", "")
-    made.text("rank", _ranks(chunk) or "")
+    if ranks := _ranks(chunk):
+        made.different("rank", ranks)
+    else:
+        made.text("rank", "")
     for label, name in (("pid", "pid"), ("parent", "ppid"), ("group", "pgid"), ("session", "sid")):
         made.label(label, chunk.numbers.get(name, 0))
     made.label("start", 0)
@@ -176,7 +190,7 @@ def _processes(job: LakeJob, chunk: Chunk) -> Table:
     _add_end(made, chunk)
     made.number(_COLUMNS["threads"], chunk.threads - 1)
     made.metrics(sum_by_process(chunk))
-    return made.table()
+    return made
 
 
 def _add_end(made: _Builder, chunk: Chunk) -> None:
@@ -201,7 +215,8 @@ def command_lines(chunk: Chunk) -> list[str]:
     names, arguments = chunk.texts["exename"], chunk.texts.get("args")
     if arguments is None:
         return names
-    return mask_secrets([f"{name} {rest}" if rest else name for name, rest in zip(names, arguments)])
+    commands = [f"{name} {rest}" if rest else name for name, rest in zip(names, arguments)]
+    return mask_secrets(commands, chunk.suspects.tolist())
 
 
 def sum_by_process(chunk: Chunk) -> dict[str, Numbers]:
@@ -216,7 +231,7 @@ def sum_by_process(chunk: Chunk) -> dict[str, Numbers]:
     }
 
 
-def _threads(job: LakeJob, chunk: Chunk) -> Table:
+def _threads(job: LakeJob, chunk: Chunk) -> _Builder:
     import numpy
 
     made = _Builder(job, int(chunk.threads.sum()))
@@ -226,8 +241,8 @@ def _threads(job: LakeJob, chunk: Chunk) -> Table:
         return found
 
     alone = spread(chunk.threads) == 1
-    hosts = numpy.array(chunk.texts.get("hostname", [""] * len(chunk.first)), dtype=object)
-    made.text("node", numpy.repeat(hosts, chunk.threads).tolist())
+    hosts, places = code_texts(chunk.texts.get("hostname", [""] * len(chunk.first)))
+    made.few("node", hosts, spread(places))
     made.text("name", "")
     pids = spread(chunk.numbers["pid"])
     made.label("pid", pids)
@@ -239,4 +254,4 @@ def _threads(job: LakeJob, chunk: Chunk) -> Table:
         of_process = numpy.where(alone, spread(chunk.numbers[name]), ABSENT)
         made.number(_time(name), known.get(name, of_process))
     made.metrics(chunk.metrics)
-    return made.table()
+    return made

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from joblens.core import counter_file
 from joblens.core.errors import MalformedError
+from joblens.core.secrets import HINTS_IN_C
 
 if TYPE_CHECKING:
     import numpy
@@ -33,7 +34,8 @@ _OF_PROCESS = frozenset((*NUMBERS, "numtids")) - {"start", "end"}
 _NOT_METRICS = frozenset((*TEXTS, *NUMBERS, *_PER_THREAD, "numtids"))
 _MOST_COLUMNS = 4000
 _MOST_THREADS = 1 << 20
-_CHUNK_ROWS = 8192  # held in memory
+_CHUNK_ROWS = 4096  # held in memory
+_OF_SMALL = 4  # times as many of an archive that is in memory itself: each chunk is a file, which takes time
 _CHUNK_LETTERS = 32 << 20
 _LONGEST_LINE = 16 << 20
 _PIECE = 1 << 20
@@ -56,13 +58,25 @@ class Chunk(NamedTuple):
     said: Numbers  # how many it says that it has
     metrics: dict[str, Numbers]  # per thread
     thread_numbers: dict[str, Numbers]  # tid, start and end per thread; not in v2
+    suspects: Numbers  # processes whose command line may have a secret
+
+
+def code_texts(cells: Sequence[str]) -> tuple[list[str], Numbers]:
+    """Return the different texts, and the place of each cell among them."""
+    import numpy
+
+    places = {text: place for place, text in enumerate(dict.fromkeys(cells))}
+    return list(places), numpy.fromiter(map(places.__getitem__, cells), numpy.int64, len(cells))
 
 
 def read_chunks(
-    files: Iterator[tuple[str, str, BinaryIO]], headers: Mapping[str, bytes], broken: Broken
+    files: Iterator[tuple[str, str, BinaryIO]],
+    headers: Mapping[str, bytes],
+    broken: Broken,
+    is_small: bool = False,
 ) -> Iterator[Chunk]:
     """Yield the processes of all files; those that cannot be read go to `broken`."""
-    groups = _Groups(broken)
+    groups = _Groups(broken, _CHUNK_ROWS * (_OF_SMALL if is_small else 1))
     for name, host, file in files:
         lines = _Lines(name, file, broken)
         first = next(lines, "")
@@ -209,13 +223,14 @@ class _Block(NamedTuple):
     own: Numbers  # a row for each process
     further: Numbers  # a row for each further thread, without the columns of the process
     first: Numbers  # of which row is that of a process
+    suspects: Numbers  # processes whose texts may have a secret
 
 
 class _Rows:
     """Rows with the same columns: of processes, and of their further threads."""
 
-    def __init__(self, layout: _Layout, broken: Broken) -> None:
-        self.layout, self.broken = layout, broken
+    def __init__(self, layout: _Layout, broken: Broken, most: int) -> None:
+        self.layout, self.broken, self.most = layout, broken, most
         self.blocks: list[_Block] = []
         self.sealed = 0  # rows of these
         # Of the rows after them:
@@ -229,7 +244,7 @@ class _Rows:
 
     @property
     def is_full(self) -> bool:
-        return self.count >= _CHUNK_ROWS or self.letters >= _CHUNK_LETTERS
+        return self.count >= self.most or self.letters >= _CHUNK_LETTERS
 
     def add_line(self, name: str, line: str, cells: list[str], fill: list[tuple[int, str]]) -> str:
         """Return what is wrong with it, or ""."""
@@ -272,16 +287,18 @@ class _Rows:
         """Add the processes that come next, as far as the C library can read them."""
         import numpy
 
-        layout, most = self.layout, max(_CHUNK_ROWS - self.count, 0)
+        layout, most = self.layout, max(self.most - self.count, 0)
         until = lines.at + max(_CHUNK_LETTERS - self.letters, 0)
-        end, texts, *found = counter_file.native.parse_rows(lines.data, lines.at, until, layout.kinds, most)
-        own, further, first = (numpy.frombuffer(it or b"", dtype=numpy.int64) for it in found)
+        end, texts, *found = counter_file.native.parse_rows(
+            lines.data, lines.at, until, layout.kinds, most, HINTS_IN_C
+        )
+        own, further, first, suspects = (numpy.frombuffer(it or b"", dtype=numpy.int64) for it in found)
         if len(first):
             self.seal()
             for place, text in fill:
                 texts[place] = [cell or text for cell in texts[place]]
             further = further.reshape(-1, len(layout.of_threads))
-            self._add(_Block(texts, own.reshape(-1, len(layout.numbers)), further, first))
+            self._add(_Block(texts, own.reshape(-1, len(layout.numbers)), further, first, suspects))
             self.count = self.sealed
             self.letters += end - lines.at
             lines.number += len(first) + len(further)
@@ -313,6 +330,7 @@ class _Rows:
             _matrix(self.numbers, len(self.layout.numbers)),
             _matrix(self.threads, len(self.layout.of_threads)),
             numpy.array(self.first, dtype=numpy.int64),
+            numpy.arange(len(self.first)),
         )
 
     def chunk(self) -> Chunk | None:
@@ -346,6 +364,7 @@ class _Rows:
             columns["numtids"],
             {name: values for name, values in per_thread.items() if name not in _NOT_METRICS},
             {name: values for name, values in per_thread.items() if name in _PER_THREAD},
+            _placed([(len(it.first), it.suspects) for it in self.blocks]),
         )
 
     def _leave_out_broken(self) -> None:
@@ -369,6 +388,14 @@ class _Rows:
         self.first = kept
 
 
+def _placed(parts: list[tuple[int, Numbers]]) -> Numbers:
+    """Return places in all blocks, from those in each and the number of its processes."""
+    import numpy
+
+    begins = numpy.cumsum([0, *(count for count, _ in parts)])
+    return numpy.concatenate([places + begin for (_, places), begin in zip(parts, begins)])
+
+
 def _matrix(rows: list[str], width: int) -> Numbers:
     import numpy
 
@@ -379,15 +406,15 @@ def _matrix(rows: list[str], width: int) -> Numbers:
 class _Groups:
     """Collects rows until there are enough of them for a chunk."""
 
-    def __init__(self, broken: Broken) -> None:
-        self.broken = broken
+    def __init__(self, broken: Broken, most: int) -> None:
+        self.broken, self.most = broken, most
         self._names: tuple[str, ...] = ()
         self._rows: _Rows | None = None
 
     def flush(self) -> Iterator[Chunk]:
         if self._rows is not None:
             chunk = self._rows.chunk()
-            self._rows = _Rows(self._rows.layout, self.broken)
+            self._rows = _Rows(self._rows.layout, self.broken, self.most)
             if chunk is not None:
                 yield chunk
 
@@ -396,7 +423,7 @@ class _Groups:
     ) -> Iterator[Chunk]:
         if names != self._names or self._rows is None:
             yield from self.flush()
-            self._names, self._rows = names, _Rows(_Layout(names), self.broken)
+            self._names, self._rows = names, _Rows(_Layout(names), self.broken, self.most)
         rows, following = self._rows, _unescaped(lines)
         rows.is_open, layout = False, rows.layout
         fill = layout.places({"hostname": host, "tags": tags})
@@ -421,7 +448,7 @@ class _Groups:
         letters = 0
         for line in self._whole_lines(name, len(names), lines):
             cells = line.split("\t")
-            if len(records) >= _CHUNK_ROWS or letters >= _CHUNK_LETTERS:
+            if len(records) >= self.most or letters >= _CHUNK_LETTERS:
                 yield from _make_tsv_chunk(name, metrics, names, records, self.broken)
                 records, letters = [], 0
             cells[len(names) :] = ["\t".join(cells[len(names) :])]  # a tab among the arguments
@@ -549,6 +576,7 @@ def _tsv_chunk(metrics: tuple[str, ...], names: tuple[str, ...], records: list[l
             if it not in _NOT_METRICS
         },
         {},
+        numpy.arange(len(records)),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
+from joblens.importers.epmt.groups import Groups
 from joblens.importers.epmt.lake_rows import command_lines, sum_by_process
-from joblens.importers.epmt.process_data import Chunk
+from joblens.importers.epmt.process_data import Chunk, code_texts
 from joblens.record.job import IoTotals
 from joblens.record.job import Totals as RecordTotals
 from joblens.record.report import ProcessUse
@@ -42,6 +43,7 @@ class Totals:
         self._rss = 0
         self._largest: list[_Listed] = []
         self._programs: dict[str, tuple[int, int]] = {}  # number of processes, CPU time
+        self.by_tags, self.by_name = Groups("tags"), Groups("exename")
 
     def report(self, where: str, what: str) -> None:
         """Count what could not be read."""
@@ -65,6 +67,8 @@ class Totals:
         self.outside += int(((chunk.numbers["start"] < first) | (chunk.numbers["end"] > last)).sum())
         self.incomplete += int((chunk.said != chunk.threads).sum())
         self._list(chunk, by_process)
+        for groups in (self.by_tags, self.by_name):
+            groups.add(chunk, by_process)
         self.processes += len(chunk.first)
         self.threads += int(chunk.threads.sum())
 
@@ -119,14 +123,16 @@ class Totals:
     def _list(self, chunk: Chunk, by_process: dict[str, Numbers]) -> None:
         import numpy
 
-        count, names = len(chunk.first), chunk.texts["exename"]
-        zero: Numbers = numpy.zeros(count, dtype=numpy.int64)
+        names, places = code_texts(chunk.texts["exename"])
+        zero: Numbers = numpy.zeros(len(chunk.first), dtype=numpy.int64)
         cpu = by_process.get("usertime", zero) + by_process.get("systemtime", zero)
-        for name, used in zip(names, cpu.tolist()):
+        sums = numpy.zeros(len(names), dtype=numpy.int64)
+        numpy.add.at(sums, places, cpu)
+        for name, count, used in zip(names, numpy.bincount(places).tolist(), sums.tolist()):
             before = self._programs.get(name)
             if before is not None or len(self._programs) < _MOST_PROGRAMS:
                 number, total = before or (0, 0)
-                self._programs[name] = number + 1, total + used
+                self._programs[name] = number + count, total + used
         most = numpy.argsort(-cpu, kind="stable")[:_MOST_LISTED]
         commands = command_lines(_only(chunk, most.tolist()))
         for at, command in zip(most.tolist(), commands):
@@ -140,8 +146,10 @@ def _moment(microseconds: int) -> float:
 
 
 def _only(chunk: Chunk, places: list[int]) -> Chunk:
+    import numpy
+
     texts = {name: [cells[at] for at in places] for name, cells in chunk.texts.items()}
-    return chunk._replace(texts=texts)
+    return chunk._replace(texts=texts, suspects=numpy.arange(len(places)))
 
 
 def _sum(values: Numbers) -> int:

@@ -15,8 +15,9 @@ from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import amount_at, at, list_at, load, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import ParseResult, parse_or
-from joblens.schedulers.slurm.fields import ENDED, NO_VALUES, WAITING, State, known, parse_state
+from joblens.schedulers.slurm.fields import NO_VALUES, State, known, parse_state
 from joblens.schedulers.slurm.sacct import joined
+from joblens.schedulers.slurm.states import ENDED, WAITING
 from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
 
 _MIB = 1 << 20

@@ -16,8 +16,6 @@ from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import ParseResult, parse_or, whole
 from joblens.schedulers.slurm.fields import (
-    ENDED,
-    RESIZING,
     JobId,
     State,
     known,
@@ -29,6 +27,7 @@ from joblens.schedulers.slurm.fields import (
     parse_state,
     parse_time,
 )
+from joblens.schedulers.slurm.states import ENDED, RESIZING
 from joblens.schedulers.tres import Memory, parse_gres_gpus, parse_memory, resources
 
 # Supported by every sacct. Ids first, and last a column without free text.

@@ -14,8 +14,6 @@ from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import ParseResult, parse_or, whole
 from joblens.schedulers.slurm.fields import (
-    ENDED,
-    WAITING,
     State,
     known,
     parse_exit,
@@ -23,6 +21,7 @@ from joblens.schedulers.slurm.fields import (
     parse_state,
     parse_time,
 )
+from joblens.schedulers.slurm.states import ENDED, WAITING
 from joblens.schedulers.tres import parse_gres_gpus, parse_memory, resources
 
 _NAMES = (

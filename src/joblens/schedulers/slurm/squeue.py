@@ -11,7 +11,8 @@ from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.nodelist import expand
 from joblens.schedulers.parse_result import ParseResult, parse_or, whole
-from joblens.schedulers.slurm.fields import ENDED, WAITING, State, known, parse_limit, parse_state, parse_time
+from joblens.schedulers.slurm.fields import State, known, parse_limit, parse_state, parse_time
+from joblens.schedulers.slurm.states import ENDED, WAITING
 from joblens.schedulers.tres import parse_gres_gpus, resources
 
 FIELDS = (

@@ -6,7 +6,6 @@ is added meanwhile moves no other job to another page.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -67,7 +66,9 @@ def next_cursor(rows: Sequence[JobRow], wanted: JobFilter, now: float = 0.0) -> 
     moment = now if wanted.sort == "duration" else 0.0
     place = [last[SORTS[wanted.sort]], last.start, storable(last.id), storable(last.cluster), moment]
     data = render_json([wanted.sort, wanted.reverse, *place])
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def parse_cursor(wanted: JobFilter) -> Cursor | None:
@@ -90,7 +91,9 @@ def _decode(text: str) -> Any:
     if len(text) > _LONGEST:
         raise ValueError("too long")
     data = text.encode("ascii")
-    return parse_json(base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True))
+    from base64 import b64decode
+
+    return parse_json(b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True))
 
 
 def _is_valid(cursor: Cursor, sort: str) -> bool:

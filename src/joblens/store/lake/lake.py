@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import now_at, publish, sync_folder, unfinished_name
@@ -54,6 +55,7 @@ _TEXT_VALUES = 4  # as many numbers as a text counts for
 _ATTEMPTS = 10  # to read files that others compact meanwhile
 
 Answer = TypeVar("Answer")
+_opened: WeakSet[Lake] = WeakSet()
 
 
 def connect(spill: str, memory: str) -> duckdb.DuckDBPyConnection:
@@ -126,6 +128,12 @@ class Checked(NamedTuple):
     unreadable: dict[Path, str]  # now; later the same file can be sound
 
 
+def close_all() -> None:
+    """Close the lakes of this process, at its end."""
+    for lake in [*_opened]:
+        lake.close()
+
+
 class Lake:
     def __init__(self, path: Path, memory: str = "2GB", keep_metadata: bool = False) -> None:
         """`keep_metadata`: of all files that were read, as long as it lives."""
@@ -143,10 +151,17 @@ class Lake:
         if self._connection is None:
             # What does not fit into memory is the user's too: it goes where only they can read it.
             self._connection = connect(unfinished_name(str(self.path / "spill")), self.memory)
+            _opened.add(self)
             if self._keep_metadata:
                 self._connection.execute("SET parquet_metadata_cache = true")
             self._enums.clear()
         return self._connection
+
+    def close(self) -> None:
+        """DuckDB removes what it has spilled."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # Writing
 
