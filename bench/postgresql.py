@@ -88,7 +88,7 @@ def _multiply(files: Home, tables: Home, times: int) -> None:
     """Add copies of each job to both catalogs: in the same order, and with the same figures."""
     assert tables.database is not None
     with connect(tables.database) as server, sqlite3.connect(files.catalog) as index:
-        columns = "SELECT attname FROM pg_attribute WHERE attrelid = 'jobs'::regclass AND attnum > 0"
+        columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 'jobs'"
         found = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'jobs' AND indexname ~ '_by_'"
         _copy_rows(server, columns, found, "OVERRIDING SYSTEM VALUE", times)
         columns = "SELECT name FROM pragma_table_info('jobs')"
