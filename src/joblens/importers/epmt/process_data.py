@@ -168,14 +168,16 @@ class _Lines:
             self._is_skipping = self.more and not newline
             if self._is_skipping:
                 return b""
-        whole, newline, rest = (self._rest + data).rpartition(b"\n")
+        data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        whole, rest = data[:end], data[end:]
         if not self.more and rest:
-            whole, newline, rest = self._rest, b"\n", b""
+            whole, rest = data + b"\n", b""
         if len(rest) > _LONGEST_LINE:
             self.broken(self.name, "a line is too long")
             rest, self._is_skipping = b"", True
         self._rest = rest
-        return whole + newline
+        return whole
 
 
 class _Layout:
