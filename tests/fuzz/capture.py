@@ -8,6 +8,7 @@ from pathlib import Path
 
 from capture.made import make_record
 from collectors.netlink_messages import make_task, pack_event, pack_message
+from joblens.capture.native_rows import is_available, read_rows
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, parse_records
 from joblens.capture.sets import process_rows, thread_rows
@@ -36,9 +37,15 @@ def capture_file(data: bytes) -> None:
     batch = Batch()
     found = merger.processes()
     batch.add(Sample(7, rows) for rows in (process_rows(_JOB, found), thread_rows(_JOB, merger.threads)))
-    _, samples = decode(batch.encode({}))
+    encoded = batch.encode({})
+    _, samples = decode(encoded)
     check(samples)
     assert len(samples[0].rows.keys) == len(found)
+    if is_available() and (merged := read_rows(_JOB, data)):
+        in_c = Batch()
+        in_c.add(Sample(7, rows) for rows in merged[:2])
+        assert in_c.encode({}) == encoded
+        assert merged[2] == damage
 
 
 def _files() -> list[bytes]:

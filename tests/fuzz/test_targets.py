@@ -31,6 +31,7 @@ EXCLUDED = {
     "cli.usermode._load": "as the record of any job, in the target `record`",
     "cli.agent._load": "the command line on top of settings, which the target `toml` reads",
     "collectors.process.native_scan.read_row": "what the C library has written, where there is one",
+    "capture.native_rows.read_rows": "run by the target `capture-file`, where there is a C library",
     "collectors.gpu.smi._Smi._parse": "the program's words, which the target `nvidia-smi` reads",
     "collectors.gpu.nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka.client.load_kafka": "loads Kafka's library",
