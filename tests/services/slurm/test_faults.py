@@ -46,8 +46,12 @@ def test_no_room_for_hooks(lab: Lab, watch: Watch, way: str) -> None:
 
 
 def test_no_python(lab: Lab, watch: Watch) -> None:
-    """The agent that the prolog should start cannot be started."""
-    watch.install_hooks(PER_JOB, "/no/such/python -m joblens agent")
+    """The agent that the prolog should start is not there any more."""
+    program = lab.path("removed")
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    watch.install_hooks(PER_JOB, f"{lab.folder}/removed -m joblens agent")
+    program.unlink()
     run_job(lab)
 
 
