@@ -22,6 +22,7 @@ from .work import burn, need_perl, share, told, wait_for_no_processes
 pytestmark = pytest.mark.xdist_group("cgroups")
 OVER = "over"  # a file: all have been at their peak
 SHARED = 200 << 20
+STEPD = 0.2  # seconds of CPU time that the slurmstepd of a job's steps take on a busy machine
 
 
 def test_without_cgroups(lab: Lab, watch: Watch) -> None:
@@ -58,7 +59,7 @@ def share_a_node(lab: Lab, watch: Watch, in_groups: bool) -> None:
         used = node.cpu_seconds if node else 0.0
     watch.wait_for_sinks()
     for job, user in jobs.items():
-        check_record(lab, watch, user, job)
+        check_record(lab, watch, user, job, STEPD if in_groups else 0.0)
     check_processes(watch, jobs, in_groups)
     if node is None:
         pytest.skip("the sum of the jobs was not compared with the node's: no cgroup can be made here")
@@ -153,13 +154,13 @@ def held(lab: Lab, user: str, job: str) -> int:
         return 0
 
 
-def check_record(lab: Lab, watch: Watch, user: str, job: str) -> None:
-    """By what its own shells and processes have told."""
+def check_record(lab: Lab, watch: Watch, user: str, job: str, more: float = 0.0) -> None:
+    """By what its own shells and processes have told. Its groups also have the time of slurmstepd."""
     record = wait_for(f"the record of {job}", lambda: finished(watch, job))
     cpu, memory = told(lab, user, job)
     used = record["used"]
-    assert used["cpu_seconds"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
-    assert used["cpu_seconds_exact"] == pytest.approx(cpu, rel=0.03, abs=0.05), job
+    for name in ("cpu_seconds", "cpu_seconds_exact"):
+        assert cpu * 0.97 - 0.05 <= used[name] <= cpu * 1.03 + 0.05 + more, (job, name, cpu)
     assert used["memory_peak_bytes"] == pytest.approx(memory, rel=0.03), job
     assert record["nodes"][0]["node"] == "c1"
 
