@@ -31,9 +31,11 @@ for pid in told["pids"]:
     for name in ("environ", "maps", "mem", "fd", "fd/3", "fd/5", "root/etc", "cwd", "task/%s/environ" % pid):
         path = "/proc/%s/%s" % (pid, name)
         try:
-            got["processes"].append([path, read(path)])
+            found = read(path)
         except OSError:
-            pass
+            continue
+        if found:  # the memory map of a process that is ending can be opened: it is empty
+            got["processes"].append([path, found])
     try:
         os.kill(pid, 0)
         got["processes"].append([pid, "can be signalled"])
