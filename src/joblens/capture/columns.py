@@ -15,7 +15,6 @@ import numpy
 
 from joblens.capture.merging import (
     HEADER,
-    MOST_PID,
     NONE,
     Merge,
     MergedRecords,
@@ -40,6 +39,7 @@ from joblens.capture.records import (
     LETTERS,
     MAGIC,
     MOST,
+    MOST_PID,
     SPAWN,
     START,
     THREAD,

@@ -24,6 +24,7 @@ from joblens.capture.records import (
     FORK,
     LAST,
     MOST,
+    MOST_PID,
     SPAWN,
     START,
     THREAD,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 HEADER = struct.Struct("<4sIHBB")
-MOST_PID = 1 << 31
 NONE, _OTHER = -1, 1 << 40  # places of records
 _KINDS = {ord(kind): kind for kind in FIELDS}
 _MOST_PROGRAMS = 10_000  # whose texts are remembered

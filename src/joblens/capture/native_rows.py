@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from joblens.capture.processes import NO_PROGRAM, Program, make_program, make_spawned, split_texts
-from joblens.capture.records import END, EVENTS, FIELDS, LETTERS, MOST, THREAD, WAIT, Damage
+from joblens.capture.records import END, EVENTS, FIELDS, LETTERS, MOST, MOST_PID, THREAD, WAIT, Damage
 from joblens.capture.sets import KEYS, JobKey
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END, how_ended
 from joblens.core import counter_file
@@ -34,7 +34,6 @@ _OF_THREAD = [FIELDS[THREAD].index(name) for name in ("thread_start", "time", "r
 _TID, _STARTED, _TIME, _RUNNING = (
     FIELDS[THREAD].index(name) for name in ("thread", "thread_start", "time", "running")
 )
-_MOST_PID = 1 << 31
 
 
 def is_available() -> bool:
@@ -167,7 +166,7 @@ class _Merged:
         ended: dict[tuple[int, int, int], int] = {}
         for number, place in enumerate(self._thread_of):
             row = self._threads[number * _THREADS : (number + 1) * _THREADS]
-            tid = min(max(row[_TID], 0), _MOST_PID)
+            tid = min(max(row[_TID], 0), MOST_PID)
             thread = self._pid[place], self._thread_start[number], tid
             if row[_RUNNING] in (0, ABSENT):
                 ended[thread] = row[_TIME]

@@ -21,6 +21,7 @@ from joblens.capture.records import (
     FORK,
     LAST,
     MOST,
+    MOST_PID,
     SPAWN,
     START,
     THREAD,
@@ -29,7 +30,6 @@ from joblens.capture.records import (
 )
 from joblens.core.named_tuple import NamedTuple
 
-_MOST_PID = 1 << 31
 _TEXTS = 5  # of a start, before the arguments
 _NO_TEXTS = ("",) * _TEXTS
 
@@ -169,7 +169,7 @@ class Merger:
     def take(self, records: Iterable[Record]) -> None:
         for record in records:
             fields = record.fields
-            if "time" in fields and fields.get("pid", _MOST_PID) < _MOST_PID:
+            if "time" in fields and fields.get("pid", MOST_PID) < MOST_PID:
                 _TAKE[record.kind](self, record)
 
     def processes(self) -> list[ProcessEnd]:
@@ -220,8 +220,8 @@ class Merger:
     def _take_spawn(self, record: Record) -> None:
         """Its record may follow those of the child."""
         fields = record.fields
-        child, before = fields.get("child", _MOST_PID), fields.get("before", 0)
-        if child >= _MOST_PID:
+        child, before = fields.get("child", MOST_PID), fields.get("before", 0)
+        if child >= MOST_PID:
             return
         process = self._by_pid.get(child)
         if process is None or (process.is_reaped and (process.ended or 0) < before):
@@ -232,8 +232,8 @@ class Merger:
 
     def _take_wait(self, record: Record) -> None:
         fields = record.fields
-        child = fields.get("child", _MOST_PID)
-        if child >= _MOST_PID:
+        child = fields.get("child", MOST_PID)
+        if child >= MOST_PID:
             return
         writer = self._find(record) if fields["pid"] else None  # joblens itself has no process here
         process = self._by_pid.get(child)
@@ -261,7 +261,7 @@ class Merger:
         process = self._find(record)
         fields = {**record.fields, **process.counts.get(record.fields.get("thread", 0), {})}
         name = record.texts[0] if record.texts else ""
-        thread = ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), _MOST_PID), name, fields)
+        thread = ThreadEnd(process.pid, process.start, min(fields.get("thread", 0), MOST_PID), name, fields)
         ended = self._thread_ends.get(thread[:3])
         if fields.get("running"):
             if ended is not None and ended >= fields.get("thread_start", MOST):

@@ -23,6 +23,7 @@ from joblens.core.named_tuple import NamedTuple
 
 MAGIC = b"JLC1"
 UNKNOWN = (1 << 64) - 1
+MOST_PID = 1 << 31
 MOST = 1 << 62  # no kernel reports as much: from here on a number counts as unknown
 _HEADER = struct.Struct("<4sIHcB")
 LARGEST = 4096

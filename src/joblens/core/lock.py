@@ -44,9 +44,9 @@ def note_progress(fd: int) -> None:
     os.pwrite(fd, f"{os.getpid():<10}\n".encode(), 0)
 
 
-def describe_holder(fd: int, patience: float) -> str:
-    """Return who has it without progress for so many seconds, "" if nobody has it for so long."""
+def describe_holder(fd: int, timeout: float) -> str:
+    """Return the process that holds the lock, if it has made no progress for `timeout` seconds; else ""."""
     seconds = time.time() - os.fstat(fd).st_mtime
-    if seconds < patience:
+    if seconds < timeout:
         return ""
     return f"process {os.pread(fd, 10, 0).decode('ascii', 'replace').strip()} has had it for {seconds:.0f} s"

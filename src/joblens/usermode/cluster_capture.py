@@ -32,7 +32,7 @@ ENDED = "ended"
 _JOB, _RECORDS = "job.json", "records"
 _PREFIX = "slurm-"
 _LARGEST_JOB = 1 << 16
-_PATIENCE = 600.0  # seconds for one archive; then who has the lock is reported
+_TIMEOUT = 600.0  # seconds for one archive; then the holder of the lock is reported
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -104,7 +104,7 @@ def locked(folder: Path) -> Iterator[FolderLock]:
         is_ours = take_lock(fd)
         if is_ours:
             note_progress(fd)
-        stuck = "" if is_ours else describe_holder(fd, _PATIENCE)
+        stuck = "" if is_ours else describe_holder(fd, _TIMEOUT)
         yield FolderLock(
             fd, is_ours, [f"{folder}: nothing is done, {path} is locked: {stuck}"] if stuck else []
         )
