@@ -199,14 +199,14 @@ def test_what_was_not_collected_is_staged_again(place: Place, tmp_path: Path) ->
 def test_each_session_of_a_job_has_an_archive(place: Place, tmp_path: Path) -> None:
     """A batch script that is captured and staged twice, or a job of another cluster with the same id."""
     _in_pbs(place)
-    for text in ("one", "two"):
+    for text in ("captured-1", "captured-2"):
         place.script(
             f'eval "$(joblens start)"; /bin/true {text}; eval "$(joblens stop)"',
             f"joblens stage --to {tmp_path}",
         )
     names = ("17%2Esrv.joblens", "17%2Esrv.2.joblens")
     found = [b"".join(_records(str(tmp_path / name)).values()) for name in names]
-    assert [(b"one" in it, b"two" in it) for it in found] == [(True, False), (False, True)]
+    assert [(b"captured-1" in it, b"captured-2" in it) for it in found] == [(True, False), (False, True)]
 
 
 def test_a_job_has_its_own_session(place: Place) -> None:
