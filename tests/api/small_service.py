@@ -45,8 +45,8 @@ class SmallService:
                 body = found if isinstance(found, bytes) else json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
                 with suppress(ConnectionError):  # the client did not wait
+                    self.end_headers()
                     self.wfile.write(body)
 
             def address_string(self) -> str:
