@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from joblens.api.source import JobQuery, shown
+from joblens.core.named_tuple import NamedTuple
 from joblens.jobs.live import add_live, add_runs, find_live, summarise_live
 from joblens.jobs.live_lists import has_run
 from joblens.store.catalog.cursor import next_cursor

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,6 @@ from joblens.store.catalog.listing import Identity, JobFilter, JobRow, make_filt
 from joblens.store.catalog.queries import Run, choose_run
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home, find_home, make_home
-from joblens.store.lake.lake import Lake
 
 if TYPE_CHECKING:
     from joblens.api.lookup import Tsdb
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from joblens.store.edits import Change
     from joblens.store.end_groups import GroupUse
     from joblens.store.end_table import EndTable
+    from joblens.store.lake.lake import Lake
     from joblens.store.memory_reader import SamplesReader
     from joblens.store.reader import End, LakeReader, Series, Span
 
@@ -81,23 +82,30 @@ class Store(JobSource):
         because another thread keeps it up to date."""
         home = path if isinstance(path, Home) else find_home(path)
         self.home = home if read_only else make_home(home)
-        self.scope, self.read_only = scope, read_only
+        self.scope, self.read_only, self._memory = scope, read_only, memory
         self._problems = [*([] if read_only else _recover(home)), *ingest.problems(home)]
         self._catalog = open_catalog(self.home, progress)
         self._catalog.fresh_seconds = fresh_seconds
-        self._lake = Lake(self.home.lake, memory)
+
+    @cached_property
+    def _lake(self) -> Lake:
+        """A listing does not load it."""
+        from joblens.store.lake.lake import Lake
+
+        return Lake(self.home.lake, self._memory)
 
     @property
     def problems(self) -> list[str]:
         """Paths and ids in them are for those only who may see everything."""
         if not self.scope.everything:
             return []
-        return self._problems + self._catalog.problems + self._lake.problems
+        of_lake = self._lake.problems if "_lake" in self.__dict__ else []
+        return self._problems + self._catalog.problems + of_lake
 
     def seen_by(self, scope: Scope) -> Store:
         """Return the same store as someone with this scope sees it. Only one of them is to be closed."""
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, scope=scope)
+        view.__dict__.update(self.__dict__, scope=scope, _lake=self._lake)
         return view
 
     def jobs(self, wanted: JobFilter | None = None, **filters: Any) -> list[JobRow]:

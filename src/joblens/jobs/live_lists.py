@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import MalformedError
 from joblens.core.files import make_folder, write_quickly
 from joblens.core.json_file import parse_json
+from joblens.core.named_tuple import NamedTuple
 from joblens.schedulers.slurm.states import WAITING
 from joblens.store.catalog.listing import Identity, JobRow
 from joblens.store.home import Home

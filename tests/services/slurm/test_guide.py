@@ -149,8 +149,9 @@ def test_the_guide(cluster: Lab) -> None:
     assert "Traceback" not in third.path("/run/joblens/agent.log").read_text()
 
     type_in(second, "systemctl stop joblens-agent")
-    assert "Traceback" not in second.path("/run/joblens-agent.log").read_text()
-    assert not list(second.path("/var/lib/joblens/spool").rglob("*.batch"))
+    log = second.path("/run/joblens-agent.log").read_text()
+    assert "Traceback" not in log
+    assert not list(second.path("/var/lib/joblens/spool").rglob("*.batch")), log
     wait_for("two nodes that left", lambda: states(login)["c2"] != "live" != states(login)["c3"])
     assert states(login)["c1"] == "live"
 

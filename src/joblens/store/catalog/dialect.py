@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+from joblens.core.named_tuple import NamedTuple
 
 SELECT = "SELECT {columns} FROM jobs WHERE {condition} {order}"
 

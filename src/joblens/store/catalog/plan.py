@@ -13,9 +13,10 @@ far as twice the entries in which the page should be. If it is not full then, th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from joblens.core.errors import UsageError
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.catalog.cursor import Cursor, is_upwards, parse_cursor
 from joblens.store.catalog.dialect import SELECT, SQLITE, Dialect
 from joblens.store.catalog.listing import KIND, SORTS, JobFilter

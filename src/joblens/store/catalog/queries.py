@@ -7,8 +7,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.catalog.dialect import Dialect
 from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity, JobFilter, JobRow, name_nodes
 from joblens.store.catalog.plan import Term, make_terms, plan, prefix_term

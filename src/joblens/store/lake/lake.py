@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from joblens.core.errors import OutsideError
 from joblens.core.files import now_at, publish, sync_folder, unfinished_name
 from joblens.core.model import Sample
+from joblens.core.named_tuple import NamedTuple
 from joblens.store.lake.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.lake.columns import TIME, Table, identifier, tables
 from joblens.store.lake.folder import HUB, Extent, JobFile, job_file, list_folder
