@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import MalformedError, UsageError
+from joblens.core.process import find_live
 from joblens.core.secrets import mask_secret, mask_secrets
 from joblens.importers.epmt import archive as archives
 from joblens.importers.epmt import groups, process_data
@@ -325,6 +327,62 @@ def test_killed_and_again(home: Home, tmp_path: Path) -> None:
         assert record_of(home, str(number)).used.processes == 3
     with Store(home) as store:
         assert len(store.jobs()) == 12
+
+
+def test_several_at_the_same_time(home: Home, tmp_path: Path) -> None:
+    """In processes of their own: what several archives have of one job is stored once, whole, and a damaged
+    archive among them is one sentence."""
+    for number in range(8):
+        write_tar(tmp_path / f"a{number}.tgz", job_files(PROCESSES, metadata(f"{number}")))
+        write_tar(tmp_path / f"b{number}.tgz", job_files(PROCESSES[:2], metadata(f"{number}")))
+    (tmp_path / "a4.tgz").write_bytes((tmp_path / "a4.tgz").read_bytes()[:-20])
+    paths = sorted(map(str, tmp_path.glob("*.tgz")), key=lambda it: it[-5:])
+    command = [sys.executable, "-m", "joblens", "import", "epmt", "--workers", "4", "--json", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done
+    found = json.loads(done.stdout)
+    assert (found["files"], found["jobs"], found["known"], found["unusable"]) == (16, 8, 7, 1)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "a4.tgz: compressed data is damaged or cut off" in done.stderr
+    processes = 0
+    for number in range(8):
+        record = record_of(home, str(number))
+        stored = sorted(it.pid for it in ends(home, EndedProcess, str(number)))
+        expected = [1, 2, 3] if imported(record).archive == f"a{number}.tgz" else [1, 2]
+        assert (stored, record.used.processes) == (expected, len(expected))
+        processes += len(stored)
+    assert found["processes"] == processes
+    assert list(home.incoming.iterdir()) == []
+
+
+def test_a_process_of_the_import_is_killed(home: Home, tmp_path: Path) -> None:
+    """One sentence, and what is left can be imported again; the processes end with that of the command."""
+    paths = [tmp_path / f"{number}.tgz" for number in range(30)]
+    for number, path in enumerate(paths):
+        write_tar(path, job_files(PROCESSES * 300, metadata(f"{number}")))
+    command = [sys.executable, "-m", "joblens", "import", "epmt", "--workers", "2", *map(str, paths)]
+
+    def workers(pid: int) -> list[int]:
+        return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        wait_for("a record", partial(_has_records, home, 1, running))
+        os.kill(workers(running.pid)[0], signal.SIGKILL)
+        _, said = running.communicate()
+    assert running.returncode == 3
+    assert re.fullmatch(
+        rb"joblens: a process of the import was killed, perhaps for lack of memory; "
+        rb"[0-9]+ of 30 archives are left: import them again\n",
+        said,
+    )
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        wait_for("processes", lambda: len(workers(running.pid)) == 2)
+        left = workers(running.pid)
+        running.send_signal(signal.SIGKILL)
+    wait_for("their end", lambda: not any(find_live(pid) for pid in left))
+    done = import_epmt(home, paths)
+    assert done.jobs + done.known == 30
+    assert len(ends(home, EndedProcess, "29")) == 900
 
 
 @pytest.mark.parametrize("chunk", [2, 8192])

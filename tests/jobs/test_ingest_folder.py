@@ -21,6 +21,7 @@ from importers.epmt_files import job_files, metadata, process, write_tar
 from joblens.api.store import Store
 from joblens.cli import main
 from joblens.core.errors import OutsideError
+from joblens.core.python import safe_spawning
 from joblens.jobs import ingest_folder
 from joblens.jobs.archive import Manifest, write_archive
 from joblens.jobs.archive import Source as Records
@@ -386,6 +387,17 @@ def test_an_archive_that_ends_its_worker(home: Home, folder: Path) -> None:
     assert jobs(home) == {"0": 2, "1": 2, "2": 2}
     assert names(folder / "failed") == {"77.joblens", "77.joblens.reason"}
     assert "it has ended the process that read it" in (folder / "failed/77.joblens.reason").read_text()
+
+
+def test_a_worker_ends_before_the_next_archive(home: Home, folder: Path) -> None:
+    """The archive that comes next is stored at once, by other workers: it is not to blame."""
+    put_epmt(folder, "1")
+    ingest = Ingest(Inbox(folder, 0), Source(home, die), 2, False, 0.1, print)
+    ingest.open()
+    with safe_spawning():
+        assert ingest._open_pool().submit(os._exit, 1).exception()
+    assert ingest.run_once() is True
+    assert jobs(home) == {"1": 2}
 
 
 def test_a_failure_of_one_archive_is_final(home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from joblens.api import Store
 from joblens.cli import main
-from joblens.jobs.submit import _in_progress, submit
+from joblens.jobs.in_progress import in_progress
+from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import ProcessCounts
 from joblens.schedulers.facts import BatchJob
@@ -373,7 +374,7 @@ def test_one_process_at_a_time_stores_a_job(tmp_path: Path) -> None:
 
     def hold() -> None:
         for _ in range(300):
-            with _in_progress(home, "42"):
+            with in_progress(home, "42"):
                 if not inside.acquire(blocking=False):
                     wrong.append("two at once")
                     return

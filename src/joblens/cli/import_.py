@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from joblens.cli.figures import render_count
 from joblens.cli.table import progress, warn, write
+from joblens.cli.workers import add_workers, check_workers
 from joblens.core.errors import UsageError
 from joblens.store.catalog.listing import parse_time
 
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--zone", default="", metavar="ZONE", help="of times without one (archives of 2019): Asia/Kolkata"
     )
     epmt.add_argument("--cluster", default="", metavar="NAME", help="cluster of the jobs")
+    add_workers(epmt, "imported")
     epmt.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -69,8 +71,9 @@ def _epmt(options: argparse.Namespace) -> int:
     from joblens.jobs.epmt_archives import import_epmt
     from joblens.store.home import find_home, make_home
 
+    workers = check_workers(options.workers)
     home, paths = make_home(find_home()), [Path(path) for path in options.paths]
-    result = import_epmt(home, paths, options.zone, options.cluster, progress("MiB"))
+    result = import_epmt(home, paths, options.zone, options.cluster, progress("MiB"), workers=workers)
     _print(result, render_epmt(result), options.json)
     return 3 if result.unusable or not result.files else 0
 

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.cli.figures import render_count
 from joblens.cli.table import progress, warn, write
-from joblens.core.errors import UsageError
+from joblens.cli.workers import add_workers, check_workers
 
 if TYPE_CHECKING:
     from joblens.jobs.submit import Outcome
@@ -20,8 +19,6 @@ EXAMPLE = """example:
   joblens submit /shared/captured
   joblens submit --dry-run *.joblens"""
 
-_MOST_WORKERS = 4
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="ARCHIVE|DIR", help="archives, or folders that have some")
@@ -30,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="remove archives that an earlier submit has stored, if the store has the end of their job",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="read everything, store nothing")
-    parser.add_argument(
-        "--workers", type=int, default=min(_MOST_WORKERS, os.cpu_count() or 1), metavar="N",
-        help="archives that are stored at the same time (default: %(default)s)",
-    )  # fmt: skip
+    add_workers(parser, "stored")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -42,8 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from joblens.jobs.submit import find_archives, remove_final
     from joblens.store.home import find_home, make_home
 
-    if options.workers < 1:
-        raise UsageError(f"--workers is {options.workers}; it must be 1 or more")
+    workers = check_workers(options.workers)
     use_masks()
     archives = list(dict.fromkeys(find_archives([Path(path) for path in options.paths])))
     if not archives:
@@ -53,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.dry_run:
         make_home(home)
     found: list[Outcome] = []
-    for outcome in _submit_all(home, archives, options.workers, options.dry_run):
+    for outcome in _submit_all(home, archives, workers, options.dry_run):
         found.append(outcome)
         kept = remove_final(outcome) if options.remove else ""
         warn([it for it in (outcome.problem, outcome.waits, kept) if it])

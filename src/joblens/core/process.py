@@ -97,7 +97,7 @@ class Child:
                 umask=umask,
                 start_new_session=True,
                 pass_fds=(announcer,) if announces else (),
-                preexec_fn=_die_with(os.getpid()) if with_parent else None,  # noqa: PLW1509
+                preexec_fn=die_with(os.getpid()) if with_parent else None,  # noqa: PLW1509
             )
         except BaseException:
             self._close_announcement()
@@ -243,7 +243,8 @@ def how_ended(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
+    """Return what a child calls, to get SIGTERM when the thread that has started it ends in any way."""
     import ctypes
 
     libc = ctypes.CDLL(None)

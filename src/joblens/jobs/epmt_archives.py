@@ -9,17 +9,19 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from zoneinfo import ZoneInfo
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import MalformedError, OutsideError, UsageError, printable, sentence
+from joblens.core.process import die_with
 from joblens.importers.epmt.archive import Archive, find_archives, open_archive
 from joblens.importers.epmt.lake_rows import LakeJob, choose_files, save_chunk
 from joblens.importers.epmt.metadata import Metadata, parse_metadata
@@ -27,6 +29,7 @@ from joblens.importers.epmt.process_data import Chunk, read_chunks
 from joblens.importers.epmt.totals import Totals
 from joblens.importers.input_files import ImportResult, Progress, ReadProgress
 from joblens.jobs.facts import INTERVAL
+from joblens.jobs.in_progress import in_progress
 from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import Finding, Imported, JobRecord, ProcessCounts
@@ -63,6 +66,10 @@ class EpmtResult(ImportResult):
     broken: int = 0  # records of processes that could not be read
     outside: int = 0  # of the unusable archives: those that failed because of a disk, a server or the like
 
+    def add(self, other: EpmtResult) -> None:
+        for it in fields(self):
+            setattr(self, it.name, getattr(self, it.name) + getattr(other, it.name))
+
 
 _Span = tuple[float, float]  # the first start and the last end of a process
 
@@ -93,33 +100,90 @@ def import_epmt(
     cluster: str = "",
     progress: Progress | None = None,
     check_owner: bool = False,
+    workers: int = 1,
 ) -> EpmtResult:
     """Import archives and folders of them. Importing them again changes nothing.
 
-    `check_owner`: an archive must belong to the user of its job, or to root.
+    `check_owner`: an archive must belong to the user of its job, or to root. `workers`: archives that are
+    imported at the same time, by forks of this process; one if it has other threads.
     """
-    result, importer = EpmtResult(), _Importer(home, parse_zone(zone), cluster, check_owner)
+    result, found_zone = EpmtResult(), parse_zone(zone)
     archives = list(find_archives(paths, result.skip))
     read = ReadProgress(archives, progress)
-    for path in archives:
-        result.files += 1
-        try:
-            importer.take(path, result)
-        except UnavailableError as error:  # the others would fail as well
-            left = 1 + len(archives) - result.files
-            result.skip(f"{sentence(error)}; {left} of {len(archives)} archives are left: import them again")
-            result.unusable, result.outside = result.unusable + left - 1, result.outside + left
-            break
-        except (OutsideError, OSError, NotAllowedError) as error:  # the other archives are imported
-            result.outside += not isinstance(error, (MalformedError, NotAllowedError))
-            result.skip_file(path, error, "archive")
-        except MemoryError:
-            result.skip_file(path, OutsideError(f"{path}: its data do not fit into memory"), "archive")
-        read.add(_size(path))
+    with _importing((home, found_zone, cluster, check_owner), archives, workers) as imported:
+        for path, found in zip(archives, imported):
+            result.add(found.result)
+            result.wait(found.waits)
+            if found.left:  # the others would fail as well
+                left = 1 + len(archives) - result.files
+                result.skip(f"{found.left}; {left} of {len(archives)} archives are left: import them again")
+                result.unusable, result.outside = result.unusable + left - 1, result.outside + left
+                break
+            read.add(_size(path))
     read.finish()
-    importer.catalog.close()
-    result.problems += importer.catalog.problems + importer.lake.problems
+    result.problems = list(dict.fromkeys(result.problems))  # each process reports those of the store
     return result
+
+
+_Arguments = tuple[Home, ZoneInfo | None, str, bool]
+
+
+class _Imported(NamedTuple):
+    """What has become of an archive."""
+
+    result: EpmtResult
+    waits: str = ""  # why its record is not in the database yet
+    left: str = ""  # why no other archive can be imported now
+
+
+@contextmanager
+def _importing(arguments: _Arguments, archives: list[Path], workers: int) -> Iterator[Iterable[_Imported]]:
+    """Yield what becomes of each archive, in their order."""
+    workers = min(workers, len(archives))
+    if workers < 2 or len(os.listdir("/proc/self/task")) > 1:
+        importer = _Importer(*arguments)
+        yield map(importer.try_one, archives)
+        importer.catalog.close()
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    open_catalog(arguments[0], creates=True).close()  # once, and what prevents it is one error
+    pool = ProcessPoolExecutor(workers, get_context("fork"), _Worker.start, (os.getpid(), arguments))
+    try:
+        yield _or_broken(pool.map(_Worker.try_one, archives))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # all results are there
+
+
+class _Worker:
+    """The importer of a process of the pool, which has its own connections."""
+
+    arguments: ClassVar[_Arguments]
+    importer: ClassVar[_Importer | None] = None
+
+    @classmethod
+    def start(cls, parent: int, arguments: _Arguments) -> None:
+        die_with(parent)()
+        cls.arguments = arguments
+
+    @classmethod
+    def try_one(cls, path: Path) -> _Imported:
+        try:
+            cls.importer = cls.importer or _Importer(*cls.arguments)
+        except OutsideError as error:
+            return _Imported(EpmtResult(files=1), left=sentence(error))
+        return cls.importer.try_one(path)
+
+
+def _or_broken(imported: Iterator[_Imported]) -> Iterator[_Imported]:
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        yield from imported
+    except BrokenProcessPool:
+        why = "a process of the import was killed, perhaps for lack of memory"
+        yield _Imported(EpmtResult(files=1), left=why)
 
 
 def _size(path: Path) -> int:
@@ -134,9 +198,28 @@ class _Importer:
         self.home, self.zone, self.cluster, self.check_owner = home, zone, cluster, check_owner
         self.catalog, self.lake = open_catalog(home, creates=True), Lake(home.lake)
         self.judge = Judge(home)
+        self._reported = set[str]()  # problems of catalog and lake
 
-    def take(self, path: Path, result: EpmtResult) -> None:
-        """Raises MalformedError, OutsideError and OSError."""
+    def try_one(self, path: Path) -> _Imported:
+        """Import an archive. A failure is in the result, unless the next one would fail too."""
+        result, waits, left = EpmtResult(files=1), "", ""
+        try:
+            waits = self.take(path, result)
+        except UnavailableError as error:
+            left = sentence(error)
+        except (OutsideError, OSError, NotAllowedError) as error:  # the other archives are imported
+            result.outside += not isinstance(error, (MalformedError, NotAllowedError))
+            result.skip_file(path, error, "archive")
+        except MemoryError:
+            result.skip_file(path, OutsideError(f"{path}: its data do not fit into memory"), "archive")
+        problems = self.catalog.problems + self.lake.problems
+        result.problems += [it for it in problems if it not in self._reported]
+        self._reported.update(problems)
+        return _Imported(result, waits, left)
+
+    def take(self, path: Path, result: EpmtResult) -> str:
+        """Return why the record waits for the database, if it does. Raises MalformedError, OutsideError and
+        OSError."""
         archive = open_archive(path)
         metadata = parse_metadata(str(path), archive.metadata)
         if self.check_owner:
@@ -153,38 +236,40 @@ class _Importer:
         cluster = self.cluster or metadata.environment.get("SLURM_CLUSTER_NAME", "")
         node = metadata.host or _first_host(begin) or "unknown"
         identity = storable(cluster or node), storable(metadata.id), times.start
-        earlier = self._without_zone(path, identity) if self.zone and times.zone == self.zone.key else []
-        if not earlier and self.catalog.written([identity]):
-            self._report_known(path, metadata, identity, result)
-            return
-        for record in earlier:
-            delete(self.home, self.catalog, self.lake, record)
-        job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
-        totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
-        for number in count():
-            chunk = begin.pop(0) if begin else next(chunks, None)
-            if chunk is None:
-                break
-            totals.add(chunk)
-            save_chunk(self.lake, job, number, chunk)
-            del chunk  # before the next one is made
-        facts = _facts(metadata, identity[0], times, totals.hosts or [node])
-        made = make_record(path.name, facts, metadata, times, totals)
-        for record in earlier:  # people may have changed them
-            made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
-        self.judge.judge(made, LakeReader(self.lake))
-        result.wait(save_record(self.home, made))
-        result.jobs += not earlier
-        result.replaced += bool(earlier)
-        result.processes += totals.processes
-        result.threads += totals.threads
-        result.broken += totals.broken
-        if totals.broken:
-            result.problems.append(
-                printable(
-                    f"{path}: {totals.broken:,} records of processes are left out: {totals.examples[0]}"
+        with in_progress(self.home, identity[1]):
+            earlier = self._without_zone(path, identity) if self.zone and times.zone == self.zone.key else []
+            if not earlier and self.catalog.written([identity]):
+                self._report_known(path, metadata, identity, result)
+                return ""
+            for record in earlier:
+                delete(self.home, self.catalog, self.lake, record)
+            job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
+            totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
+            for number in count():
+                chunk = begin.pop(0) if begin else next(chunks, None)
+                if chunk is None:
+                    break
+                totals.add(chunk)
+                save_chunk(self.lake, job, number, chunk)
+                del chunk  # before the next one is made
+            facts = _facts(metadata, identity[0], times, totals.hosts or [node])
+            made = make_record(path.name, facts, metadata, times, totals)
+            for record in earlier:  # people may have changed them
+                made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
+            self.judge.judge(made, LakeReader(self.lake))
+            waits = save_record(self.home, made)
+            result.jobs += not earlier
+            result.replaced += bool(earlier)
+            result.processes += totals.processes
+            result.threads += totals.threads
+            result.broken += totals.broken
+            if totals.broken:
+                result.problems.append(
+                    printable(
+                        f"{path}: {totals.broken:,} records of processes are left out: {totals.examples[0]}"
+                    )
                 )
-            )
+            return waits
 
     def _without_zone(self, path: Path, identity: Identity) -> list[JobRecord]:
         """Return the records that were made from this archive while its zone was not known."""

@@ -175,7 +175,11 @@ class Ingest:
             try:
                 with safe_spawning():
                     self._running[self._open_pool().submit(take, self.source, claimed.path)] = claimed
-            except (BrokenProcessPool, RuntimeError, OSError) as error:
+            except BrokenProcessPool:  # by another archive, just now: the next pool takes this one
+                self._pool = None
+                self._pending.insert(0, claimed)
+                return
+            except (RuntimeError, OSError) as error:
                 self._pool = None
                 self._delay(claimed, sentence(error))
 

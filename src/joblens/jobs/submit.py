@@ -9,13 +9,12 @@ files from being compacted.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +33,7 @@ from joblens.core.model import ABSENT, Schema
 from joblens.core.secrets import mask_further
 from joblens.jobs.archive import SUFFIX, Archive, Manifest, NodeRecords, open_archive
 from joblens.jobs.facts import end_of, facts_of
+from joblens.jobs.in_progress import in_progress
 from joblens.jobs.judge import Judge
 from joblens.record.job import JobEnd, JobFacts, Totals
 from joblens.record.report import Job, JobRecord
@@ -157,7 +157,7 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
     if manifest.end > time.time() + _SKEW:
         raise MalformedError(str(archive.path), "its end is in the future")
     done = home.submitted / safe_name(manifest.job.id) / f"{manifest.digest}.json"
-    with _in_progress(home, manifest.job.id):
+    with in_progress(home, manifest.job.id):
         if done.exists():
             if _is_stored(home, manifest):
                 return found._replace(is_known=True, is_final=_finish_later(home, manifest, accounting))
@@ -222,36 +222,6 @@ def _describe(archive: Archive) -> Outcome:
 def _counted(found: Outcome, processes: ProcessColumns, threads: ThreadColumns) -> Outcome:
     more = len(processes.program), len(threads.name)
     return found._replace(processes=found.processes + more[0], threads=found.threads + more[1])
-
-
-@contextmanager
-def _in_progress(home: Home, job: str) -> Iterator[None]:
-    """Hold the job's folder in `incoming`. Another process that stores the same job waits."""
-    folder = home.incoming / safe_name(job)
-    fd = _hold(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
-        os.close(fd)
-
-
-def _hold(folder: Path) -> int:
-    """Create, open and lock it, once more if who held it has removed it meanwhile."""
-    while True:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        with suppress(OSError):  # a file system without locks: the same files are written twice
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(fd), os.stat(folder)):
-                return fd
-        os.close(fd)
 
 
 class _Rows:
