@@ -153,7 +153,7 @@ def _importing(arguments: _Arguments, archives: list[Path], workers: int) -> Ite
     try:
         yield _or_broken(pool.map(_Worker.try_one, archives))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # all results are there
+        pool.shutdown(cancel_futures=True)
 
 
 class _Worker:

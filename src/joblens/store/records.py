@@ -46,9 +46,10 @@ _BUFFER = 1 << 20
 _LONG_PARTS = b', "findings": ['
 _Kind = TypeVar("_Kind", "JobRecord", "ListedRecord")
 _SEAL = b', "crc32": "%08x"}'
-_SEALED = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
+# Compiled by the first that reads a record: most listings read none.
+_SEALED = rb', "crc32": "([0-9a-f]{8})"\}'
 _SEAL_BYTES = len(_SEAL % 0)
-_ID = re.compile(rb'"id": "((?:[^"\\]|\\.){1,200})"')
+_ID = rb'"id": "((?:[^"\\]|\\.){1,200})"'
 
 
 def save_record(folder: Path, record: JobRecord) -> Path:
@@ -113,7 +114,8 @@ def _seal(data: bytes) -> bytes:
 def _unseal(data: bytes) -> bytes:
     """As it was before. What has no checksum is an older joblens', or was edited. Raises ValueError."""
     whole = data.rstrip()
-    match = _SEALED.fullmatch(whole, len(whole) - _SEAL_BYTES) if len(whole) > _SEAL_BYTES else None
+    begin = len(whole) - _SEAL_BYTES
+    match = re.compile(_SEALED).fullmatch(whole, begin) if begin > 0 else None
     if match is None:
         return data
     rest = whole[:-_SEAL_BYTES]
@@ -321,7 +323,7 @@ def _parse_whole(data: bytes) -> JobRecord:
 
 def job_named(data: bytes) -> str:
     """Return the id in a damaged record, if it is still readable."""
-    match = _ID.search(data)
+    match = re.search(_ID, data)
     return f"job {match[1].decode('utf-8', 'replace')}" if match else ""
 
 
