@@ -556,8 +556,9 @@ def test_passwords_are_not_shown(home: Home, postgres: Postgres) -> None:
         f"postgresql://a:{PASSWORD}@127.0.0.1:x/y", f"postgresql://a:{PASSWORD}@[/y", f"postgresql://a:{PASSWORD}",
         f"mysql://a:{PASSWORD}@h/y", f"postgresql://a:12/{PASSWORD}@h/y", f"postgresql://h/y?password={PASSWORD}&nonsense=1",
     ]  # fmt: skip
-    for url in wrong:
-        for words in (("jobs",), ("db", "info"), ("db", "init"), ("config", "show")):
+    for number, url in enumerate(wrong):
+        connects = (("db", "info"), ("db", "init")) if number < 2 else ()  # each tries several times
+        for words in (("jobs",), ("config", "show"), *connects):
             found = run(home, *words, **{VARIABLE: url})
             assert PASSWORD not in found.stdout + found.stderr, url
             assert len(found.stderr.splitlines()) == 1 or words[0] == "config", found.stderr
