@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.analysis.ended import Unlisted, count_processes, merge_ended
+from joblens.analysis.ended import Unlisted, count_processes, describe_unseen, find_outside, merge_ended
 from joblens.record.ends import KERNEL, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
 
@@ -47,6 +47,31 @@ def test_counts() -> None:
     some = count_processes(merged, 9.0, Unlisted(exact=5, counted=7, problems=("a: lost",)))
     assert some.counts.to_dict() == {"ended": 15, "exact": 6, "sampled": 1, "counted": 8}
     assert some.problems == ["a: lost"]
+
+
+def test_programs_without_the_library_are_named() -> None:
+    """Nobody records what they start, so the report does not claim that all processes are known."""
+
+    def captured(pid: int, parent: int, path: str, **more: object) -> EndedProcess:
+        known = {"parent": parent, "executable": path, "programs": 1, "time_slices": 3, **more}
+        return ended(pid, 10 * pid)._replace(**known)  # type: ignore[arg-type]
+
+    outside = {"programs": 0, "time_slices": None}
+    shell = captured(1, 0, "/bin/sh")
+    killed_before_its_program = captured(2, 1, "/bin/sh", **outside)
+    killed = captured(3, 1, "/bin/sleep", time_slices=None)
+    subshell = captured(4, 1, "/bin/sh", programs=0)
+    static = captured(5, 1, "/opt/static", name="static", **outside)
+    command = ended(6, 0)._replace(name="unknown", began_seconds=None)
+    others = [shell, killed_before_its_program, killed, subshell]
+    assert find_outside(others) == []
+    found = find_outside([*others, static, command])
+    assert found == [static, command]
+    merged = merge_ended([sampled(6, 60).replace(name="go")], [*others, static, command])
+    (said,) = describe_unseen(found, merged)
+    assert said.startswith("programs without the library of capture: static, go; of processes that they")
+    assert find_outside([static, by_kernel(9, 90)]) == [], "an agent of root reports all"
+    assert describe_unseen([], merged) == []
 
 
 def by_kernel(pid: int, start: int, at: float = 6.0, exact: int = 1, **more: object) -> EndedProcess:

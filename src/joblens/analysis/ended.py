@@ -15,6 +15,7 @@ MOST_ENDS = 200_000  # that are merged one by one: some 200 MB
 MOST_NAMED = 20
 _BESIDE = 5.0  # seconds
 _POINTS = 400
+_MOST_SHOWN = 3
 
 
 class Unlisted(NamedTuple):
@@ -91,6 +92,35 @@ def find_unlisted(
         for node, lost in _increases(reader, around, "lost")
     )
     return Unlisted(exact, counted, problems)
+
+
+def find_outside(ended: list[EndedProcess]) -> list[EndedProcess]:
+    """Return programs without the library, such as static ones, which only who waited for them has recorded.
+
+    A program that is killed has begun with a record, and its children without a program have its name. Agents
+    that report ends report all of them.
+    """
+    found = [it for it in ended if not it.programs and it.time_slices is None]
+    if not found or any(it.source for it in ended):
+        return []
+    programs = {(it.node, it.pid): it.executable for it in ended}
+    return [
+        it
+        for it in found
+        if (it.executable != programs.get((it.node, it.parent)) if it.start else it.began_seconds is None)
+    ]
+
+
+def describe_unseen(outside: list[EndedProcess], merged: list[ProcessUse]) -> list[str]:
+    """State that processes can be missing: those that programs without the library have started."""
+    if not outside:
+        return []
+    names = {(it.node, it.pid): it.name for it in merged}
+    shown = list(dict.fromkeys(names.get((it.node, it.pid)) or it.name for it in outside))
+    more = f" and {len(shown) - _MOST_SHOWN:,} others" if len(shown) > _MOST_SHOWN else ""
+    named = f"{', '.join(shown[:_MOST_SHOWN])}{more}"
+    known = "of processes that they started, only those that were sampled are known"
+    return [f"programs without the library of capture: {named}; {known}"]
 
 
 def _increases(reader: Reader, span: Span, column: str) -> Iterator[tuple[tuple[str, ...], float]]:

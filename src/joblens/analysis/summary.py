@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from joblens.analysis.captured_only import CapturedOnly, find_captured_only
 from joblens.analysis.demand import cpu_of, find_device, find_forks, find_unsampled
-from joblens.analysis.ended import MOST_ENDS, Completeness, count_processes, find_unlisted, merge_ended
+from joblens.analysis.ended import (
+    MOST_ENDS,
+    Completeness,
+    count_processes,
+    describe_unseen,
+    find_outside,
+    find_unlisted,
+    merge_ended,
+)
 from joblens.analysis.energy import find_energy
 from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.marks import find_events, find_foms, find_marks, within
@@ -97,12 +105,13 @@ def summarise(
         around=samples.around,
     )
     complete = _completeness(samples, finish, reader)
+    unseen = describe_unseen(samples.outside, samples.merged)
     data = Data(
         samples=_whole(_sum_known(node.samples for node in nodes)) or 0 if facts.nodes else len(whole.times),
         expected_samples=_whole(_sum_known(node.expected_samples for node in nodes)),
         interval_seconds=facts.interval,
         exact=end is not None and not part and (totals.is_known or not facts.nodes),
-        problems=[*((end.problems if end else None) or []), *samples.problems, *complete.problems],
+        problems=[*((end.problems if end else None) or []), *samples.problems, *complete.problems, *unseen],
         node_cores=facts.node_cores,
         carbon_grams_per_kwh=facts.carbon_grams_per_kwh,
         inexact=complete.inexact,
@@ -165,6 +174,7 @@ class _Samples(NamedTuple):
     around: Span  # for all samples of its nodes
     marks: list[Mark]
     problems: list[str]
+    outside: list[EndedProcess]  # programs without the library of capture
     only: CapturedOnly | None = None  # in place of `merged`, which then has none of them
 
     @property
@@ -202,7 +212,7 @@ def _collect(
     only = find_captured_only(reader, span) if part is None and not processes and not whole.times else None
     ended = reader.ends(span, EndedProcess, MOST_ENDS) if part is None and only is None else []
     merged = merge_ended(processes, ended) if ended else processes
-    return _Samples(start, whole, processes, merged, around, marks, problems, only)
+    return _Samples(start, whole, processes, merged, around, marks, problems, find_outside(ended), only)
 
 
 def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) -> Used:
