@@ -110,7 +110,8 @@ def test_a_journal_that_begins_anew(tmp_path: Path, clock: list[float]) -> None:
 
 
 def test_a_note_that_is_damaged(tmp_path: Path, clock: list[float]) -> None:
-    """One digit is another: what the note says then is not believed, with its checksum and without."""
+    """One digit is another: what the note says then is not believed, with its checksum and without. Its copy
+    has the group that was begun, so that its rows are not stored under another name."""
     path = tmp_path / "group"
     chosen = Groups(path, "h1", 60.0)
     chosen.choose(segments(tmp_path, 7), False)
@@ -118,6 +119,9 @@ def test_a_note_that_is_damaged(tmp_path: Path, clock: list[float]) -> None:
     sound = json.loads(path.read_text())
     waiting = segments(tmp_path, 13, 14, 15)
     path.write_text(json.dumps(sound | {"last": 14}))
+    begun = Groups(path, "h1", 60.0).choose(segments(tmp_path, 8, 9, 10, 11, 12, 13), False, 7)
+    assert numbers(begun) == [8, 9, 10, 11, 12], "by the copy"
+    (tmp_path / "group.copy").write_text("x")
     assert Groups(path, "h1", 60.0).choose(waiting, False, 12) == (13, 13, waiting[:1])
     del sound["crc"]
     path.write_text(json.dumps(sound | {"last": 92}))

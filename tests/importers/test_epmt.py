@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import gzip
 import io
 import json
@@ -205,6 +206,31 @@ def test_a_zone_replaces_a_guess(home: Home, tmp_path: Path, capsys: pytest.Capt
     assert (again.jobs, again.replaced, again.known, again.problems) == (0, 0, 2, [])
 
 
+def test_a_guess_is_replaced_in_two_attempts(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is ended when the old job is deleted: what people have changed is in the new one."""
+    naive = metadata(
+        "8", job_pl_start_ts=START.replace(tzinfo=None), job_el_stop_ts=STOP.replace(tzinfo=None)
+    )
+    path = write_tar(tmp_path / "a.tgz", job_files(PROCESSES, naive))
+    assert import_epmt(home, [path]).jobs == 1
+    with Store(home) as store:
+        store.tag("8", {"mine": "yes"})
+        store.annotate("8", {"why": "because"})
+
+    def stop(home: Home, record: JobRecord) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(epmt_archives, "save_record", stop)
+        import_epmt(home, [path], zone="Asia/Kolkata")
+    assert import_epmt(home, [path], zone="Asia/Kolkata").jobs == 1
+    job = record_of(home, "8").job
+    assert ((job.tags or {})["mine"], (job.annotations or {})["why"]) == ("yes", "because")
+    assert len(ends(home, EndedProcess, "8")) == 3
+
+
 def test_unknown_amounts_are_not_zero(home: Home, tmp_path: Path) -> None:
     """Metrics that an archive does not have are unknown, and an archive without processes says so."""
     files = {
@@ -355,8 +381,8 @@ def test_several_at_the_same_time(home: Home, tmp_path: Path) -> None:
     assert list(home.incoming.iterdir()) == []
 
 
-def test_a_process_of_the_import_is_killed(home: Home, tmp_path: Path) -> None:
-    """One sentence, and what is left can be imported again; the processes end with that of the command."""
+def test_processes_of_the_import_are_killed(home: Home, tmp_path: Path) -> None:
+    """What they had is imported without them; they end with that of the command."""
     paths = [tmp_path / f"{number}.tgz" for number in range(30)]
     for number, path in enumerate(paths):
         write_tar(path, job_files(PROCESSES * 300, metadata(f"{number}")))
@@ -365,24 +391,51 @@ def test_a_process_of_the_import_is_killed(home: Home, tmp_path: Path) -> None:
     def workers(pid: int) -> list[int]:
         return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        wait_for("a record", partial(_has_records, home, 1, running))
-        os.kill(workers(running.pid)[0], signal.SIGKILL)
-        _, said = running.communicate()
-    assert running.returncode == 3
-    assert re.fullmatch(
-        rb"joblens: a process of the import was killed, perhaps for lack of memory; "
-        rb"[0-9]+ of 30 archives are left: import them again\n",
-        said,
-    )
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         wait_for("processes", lambda: len(workers(running.pid)) == 2)
         left = workers(running.pid)
         running.send_signal(signal.SIGKILL)
     wait_for("their end", lambda: not any(find_live(pid) for pid in left))
-    done = import_epmt(home, paths)
-    assert done.jobs + done.known == 30
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        wait_for("a record", partial(_has_records, home, 1, running))
+        for pid in workers(running.pid):
+            os.kill(pid, signal.SIGKILL)
+        out, said = running.communicate()
+    assert (running.returncode, said) == (0, b"")
+    assert sum(int(it) for it in re.findall(rb"([0-9]+) (?:new )?jobs?", out)) == 30
     assert len(ends(home, EndedProcess, "29")) == 900
+    assert list(home.incoming.iterdir()) == []
+
+
+def test_no_process_can_be_started(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the limit of a user: the command imports by itself."""
+    paths = [write_tar(tmp_path / f"{it}.tgz", job_files(PROCESSES, metadata(f"{it}"))) for it in range(3)]
+
+    def no_fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    monkeypatch.setattr(os, "listdir", lambda path: ["1"])  # as without threads
+    done = import_epmt(home, paths, workers=2)
+    assert (done.jobs, done.problems) == (3, [])
+
+
+def test_another_archive_after_a_crash(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an import that was ended nothing is left when an archive with fewer processes of the job comes."""
+    monkeypatch.setattr(process_data, "_CHUNK_ROWS", 2)
+    many = write_tar(tmp_path / "many.tgz", job_files([process(pid) for pid in range(1, 12)]))
+    few = write_tar(tmp_path / "few.tgz", job_files([process(1)]))
+
+    def stop(home: Home, record: JobRecord) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(epmt_archives, "save_record", stop)
+        import_epmt(home, [many])
+    assert import_epmt(home, [few]).jobs == 1
+    assert (
+        record_of(home).used.processes == len(ends(home, EndedProcess)) == len(ends(home, EndedThread)) == 1
+    )
 
 
 @pytest.mark.parametrize("chunk", [2, 8192])

@@ -67,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self._early: Response | Refused | None = None  # sent when the whole request is received
         self._skip = 0  # remaining bytes of the request that are dropped
         self._held = 0
+        self._room = server.receiver.room
         self._advancing = self._busy = False
         self._ended = False  # the other side sends no more
         self._stuck = False  # the other side does not read its responses
@@ -241,7 +242,9 @@ class Connection(asyncio.BufferedProtocol):
         if request.path == CHECK_PATH:
             self._finish(Response(200, '{"accepted":true}\n'), request.keep and not request.length)
             return
-        if not self._authenticated and self._server.receiver.is_new(_batch(claim)):
+        receiver, is_new = self._server.receiver, self._server.receiver.is_new(_batch(claim))
+        self._room = receiver.room if is_new else receiver.repeat_room
+        if not self._authenticated and is_new:
             self._set_authenticated(claim.sender)
         most = self._server.settings.batch_bytes
         if request.length > most:
@@ -249,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
             if request.length > 4 * most:
                 raise self._early
         else:
-            self._early = self._server.receiver.repeated(_batch(claim))
+            self._early = receiver.repeated(_batch(claim))
         if request.fields.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._early is not None:
@@ -287,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
         """Account for the received bytes, not for the announced length, so that announcing blocks no one."""
         more = size - self._held
         if more > 0:
-            if not self._server.receiver.room.take(more, sender):
+            if not self._room.take(more, sender):
                 self._release()
                 return False
             self._held = size
@@ -370,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
     def _release(self) -> None:
         if self._held:
             assert self._claim is not None  # noqa: S101
-            self._server.receiver.room.give_back(self._held, self._claim.sender)
+            self._room.give_back(self._held, self._claim.sender)
             self._held = 0
 
     # Time

@@ -3,7 +3,8 @@
 A group that was begun must be taken again as the same group after a crash, as its files are named after it.
 So it is on the disk before the sink begins with it:
 
-    sinks/NAME/group    {"hub": "4f2a…", "first": 5, "last": 7, "crc": 2718281828}
+    sinks/NAME/group         {"hub": "4f2a…", "first": 5, "last": 7, "crc": 2718281828}
+    sinks/NAME/group.copy    the same, for the case that the first is damaged
 
 Until it is stored none of its segments is dropped (joblens.hub.retention): its files would come out
 differently.
@@ -15,6 +16,7 @@ import json
 import math
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +68,10 @@ class Groups:
         self._begun, self._since = _group(group), None
         first, last = self._begun.first, self._begun.last
         data = {"hub": self._hub, "first": first, "last": last, "crc": _crc(self._hub, first, last)}
-        write_small(str(self._path), json.dumps(data), json.dumps([*data.values()], separators=(",", ":")))
+        text, short = json.dumps(data), json.dumps([*data.values()], separators=(",", ":"))
+        write_small(str(self._path), text, short)
+        with suppress(OSError):
+            write_small(str(_copy_of(self._path)), text, short)
         return self._begun
 
     def remaining(self) -> float:
@@ -93,8 +98,17 @@ def _bounded(waiting: list[Segment]) -> tuple[list[Segment], int]:
     return group, total
 
 
+def _copy_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.copy")
+
+
 def load_group(path: Path, hub: str) -> Group | None:
-    """The one that was begun last; None if that cannot be known. The first versions wrote no checksum."""
+    """The one that was begun last; None if that cannot be known."""
+    return _load(path, hub) or _load(_copy_of(path), hub)
+
+
+def _load(path: Path, hub: str) -> Group | None:
+    """The first versions wrote no checksum."""
     try:
         found = parse_json(read_small(str(path)))
         if isinstance(found, list):  # written on a full disk

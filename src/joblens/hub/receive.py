@@ -50,6 +50,9 @@ class Receiver:
         self.clocks = Clocks(home / "clocks.jsonl", log)
         self.nodes = Nodes(settings.rate_bytes, settings.burst_bytes)
         self.room = Room(settings.queue_bytes, max(settings.queue_bytes // 2, settings.batch_bytes))
+        # After a restart the gaps in a repeat are recorded again, so that its body is read. Anyone can repeat
+        # requests that were captured: these are no reason to refuse new batches.
+        self.repeat_room = Room(settings.batch_bytes, settings.batch_bytes)
         self.refused: Counter[str] = Counter()
         self.batches = self.repeats = self.bytes = self.updates = 0
         self._in_flight: dict[BatchId, Entry] = {}

@@ -12,18 +12,18 @@ import math
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import MalformedError, OutsideError, UsageError, printable, sentence
-from joblens.core.process import die_with
 from joblens.importers.epmt.archive import Archive, find_archives, open_archive
-from joblens.importers.epmt.lake_rows import LakeJob, choose_files, save_chunk
+from joblens.importers.epmt.lake_rows import LakeJob, choose_files, remove_files, save_chunk
 from joblens.importers.epmt.metadata import Metadata, parse_metadata
 from joblens.importers.epmt.process_data import Chunk, read_chunks
 from joblens.importers.epmt.totals import Totals
@@ -37,6 +37,7 @@ from joblens.store.catalog.choice import open_catalog
 from joblens.store.catalog.listing import Identity
 from joblens.store.catalog.postgresql.connection import UnavailableError
 from joblens.store.edit import NotAllowedError, delete
+from joblens.store.edits import Change, add_edit, remove_edits
 from joblens.store.home import Home
 from joblens.store.lake.columns import LATEST_NS, storable
 from joblens.store.lake.lake import Lake
@@ -107,19 +108,19 @@ def import_epmt(
     `check_owner`: an archive must belong to the user of its job, or to root. `workers`: archives that are
     imported at the same time, by forks of this process; one if it has other threads.
     """
-    result, found_zone = EpmtResult(), parse_zone(zone)
+    result, arguments = EpmtResult(), (home, parse_zone(zone), cluster, check_owner)
     archives = list(find_archives(paths, result.skip))
     read = ReadProgress(archives, progress)
-    with _importing((home, found_zone, cluster, check_owner), archives, workers) as imported:
-        for path, found in zip(archives, imported):
-            result.add(found.result)
-            result.wait(found.waits)
-            if found.left:  # the others would fail as well
-                left = 1 + len(archives) - result.files
-                result.skip(f"{found.left}; {left} of {len(archives)} archives are left: import them again")
-                result.unusable, result.outside = result.unusable + left - 1, result.outside + left
-                break
-            read.add(_size(path))
+    for found in _import_all(arguments, archives, workers):
+        result.add(found.result)
+        result.wait(found.waits)
+        if found.left:  # the others would fail as well
+            left = 1 + len(archives) - result.files
+            result.skip(f"{found.left}; {left} of {len(archives)} archives are left: import them again")
+            result.files, result.outside = len(archives), result.outside + left
+            result.unusable += left - 1
+            break
+        read.add(_size(found.path))
     read.finish()
     result.problems = list(dict.fromkeys(result.problems))  # each process reports those of the store
     return result
@@ -131,59 +132,46 @@ _Arguments = tuple[Home, ZoneInfo | None, str, bool]
 class _Imported(NamedTuple):
     """What has become of an archive."""
 
+    path: Path
     result: EpmtResult
     waits: str = ""  # why its record is not in the database yet
     left: str = ""  # why no other archive can be imported now
 
 
-@contextmanager
-def _importing(arguments: _Arguments, archives: list[Path], workers: int) -> Iterator[Iterable[_Imported]]:
-    """Yield what becomes of each archive, in their order."""
+def _import_all(arguments: _Arguments, archives: list[Path], workers: int) -> Iterator[_Imported]:
     workers = min(workers, len(archives))
     if workers < 2 or len(os.listdir("/proc/self/task")) > 1:
         importer = _Importer(*arguments)
-        yield map(importer.try_one, archives)
+        yield from map(importer.try_one, archives)
         importer.catalog.close()
         return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     open_catalog(arguments[0], creates=True).close()  # once, and what prevents it is one error
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _Worker.start, (os.getpid(), arguments))
+    from joblens.jobs.forks import Forks
+
+    forks = Forks(partial(_make_work, arguments), archives)
     try:
-        yield _or_broken(pool.map(_Worker.try_one, archives))
+        forks.start(workers)
+        yield from forks.results()
     finally:
-        pool.shutdown(cancel_futures=True)
-
-
-class _Worker:
-    """The importer of a process of the pool, which has its own connections."""
-
-    arguments: ClassVar[_Arguments]
-    importer: ClassVar[_Importer | None] = None
-
-    @classmethod
-    def start(cls, parent: int, arguments: _Arguments) -> None:
-        die_with(parent)()
-        cls.arguments = arguments
-
-    @classmethod
-    def try_one(cls, path: Path) -> _Imported:
+        forks.end()
+    if forks.left:  # without memory or connections for several of them, one process may import them
         try:
-            cls.importer = cls.importer or _Importer(*cls.arguments)
+            yield from _import_all(arguments, forks.left, 1)
         except OutsideError as error:
-            return _Imported(EpmtResult(files=1), left=sentence(error))
-        return cls.importer.try_one(path)
+            yield _Imported(forks.left[0], EpmtResult(files=1), left=sentence(error))
 
 
-def _or_broken(imported: Iterator[_Imported]) -> Iterator[_Imported]:
-    from concurrent.futures.process import BrokenProcessPool
-
+def _make_work(arguments: _Arguments) -> Callable[[Path], _Imported | None]:
     try:
-        yield from imported
-    except BrokenProcessPool:
-        why = "a process of the import was killed, perhaps for lack of memory"
-        yield _Imported(EpmtResult(files=1), left=why)
+        importer = _Importer(*arguments)
+    except OutsideError:
+        return lambda path: None
+
+    def work(path: Path) -> _Imported | None:
+        found = importer.try_one(path)
+        return None if found.left else found
+
+    return work
 
 
 def _size(path: Path) -> int:
@@ -215,7 +203,7 @@ class _Importer:
         problems = self.catalog.problems + self.lake.problems
         result.problems += [it for it in problems if it not in self._reported]
         self._reported.update(problems)
-        return _Imported(result, waits, left)
+        return _Imported(path, result, waits, left)
 
     def take(self, path: Path, result: EpmtResult) -> str:
         """Return why the record waits for the database, if it does. Raises MalformedError, OutsideError and
@@ -242,8 +230,9 @@ class _Importer:
                 self._report_known(path, metadata, identity, result)
                 return ""
             for record in earlier:
-                delete(self.home, self.catalog, self.lake, record)
+                self._replace(record, identity)
             job = choose_files(self.lake, LakeJob(identity[0], identity[1], times.end, _number(identity)))
+            remove_files(self.lake, job)
             totals.interval = int((times.start - _SLACK) * 1e6), int((times.end + _SLACK) * 1e6)
             for number in count():
                 chunk = begin.pop(0) if begin else next(chunks, None)
@@ -254,10 +243,10 @@ class _Importer:
                 del chunk  # before the next one is made
             facts = _facts(metadata, identity[0], times, totals.hosts or [node])
             made = make_record(path.name, facts, metadata, times, totals)
-            for record in earlier:  # people may have changed them
-                made.job.tags, made.job.annotations = record.job.tags, record.job.annotations
             self.judge.judge(made, LakeReader(self.lake))
             waits = save_record(self.home, made)
+            if earlier:
+                remove_edits(self.home.path, [identity])
             result.jobs += not earlier
             result.replaced += bool(earlier)
             result.processes += totals.processes
@@ -270,6 +259,13 @@ class _Importer:
                     )
                 )
             return waits
+
+    def _replace(self, earlier: JobRecord, identity: Identity) -> None:
+        """Delete a job that is imported with another start. What people have changed is kept for it first."""
+        for part in ("tags", "annotations"):
+            change = Change(add=getattr(earlier.job, part) or {}, in_place=True)
+            add_edit(self.home.path, identity, part, change)
+        delete(self.home, self.catalog, self.lake, earlier)
 
     def _without_zone(self, path: Path, identity: Identity) -> list[JobRecord]:
         """Return the records that were made from this archive while its zone was not known."""

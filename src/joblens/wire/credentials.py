@@ -61,17 +61,16 @@ class Proof:
         if answer.status in (408, 425, 429) or answer.status >= 500:  # temporary
             words = printable(answer.body.decode("utf-8", "replace").strip().partition("\n")[0][:_MOST_WORDS])
             raise ServerError(f"{_TOKEN_PATH} answers {answer.status}: {words}")
-        if answer.status == 200:
-            self._check_holder(client.peer())
+        self._check_holder(client.peer())  # whatever it answers: batches follow
         self._asked, self._made = True, time.monotonic()
         self._secret = answer.body.strip() if answer.status == 200 else b""
 
     def _check_holder(self, uid: Optional[int]) -> None:
         if uid is None:
-            raise ServerError("token not used: the hub's user is unknown; set push.token_file")
+            raise ServerError("nothing is sent: the hub's user is unknown; set push.token_file")
         if uid not in (0, os.geteuid(), self._settings.hub_uid):
             do = f"set push.token_file, or push.hub_uid = {uid} if that is the hub's user"
-            raise ServerError(f"token not used: the process at that port belongs to uid {uid}; {do}")
+            raise ServerError(f"nothing is sent: the process at that port belongs to uid {uid}; {do}")
 
     def has_answered(self, request: Mapping[str, str], answer: Answer) -> bool:
         """Verify that the response to a signed request is signed with the same secret."""

@@ -16,7 +16,7 @@ from joblens.core.model import ABSENT, GAUGE, Column
 from joblens.core.secrets import mask_secrets
 from joblens.importers.epmt.process_data import Chunk, code_texts
 from joblens.store.lake.columns import TIME, Table, identifier, in_base_units, storable
-from joblens.store.lake.folder import JobFile, list_folder
+from joblens.store.lake.folder import JobFile, job_file, list_folder
 from joblens.store.lake.lake import Lake, literal, select_text, text_column
 from joblens.store.location import safe_name
 
@@ -78,6 +78,16 @@ def choose_files(lake: Lake, job: LakeJob) -> LakeJob:
     while job.file(0) in replaced and not _has_rows(lake, job):
         job = job._replace(number=job.number + 1)
     return job
+
+
+def remove_files(lake: Lake, job: LakeJob) -> None:
+    """Remove what an import has left that was ended: of another archive of the job, it can be more files."""
+    name, block = safe_name(job.id), job.number % 10**12
+    for set_name in ("process_end", "thread_end"):
+        for path in lake.path.glob(f"set={set_name}/date=*/*"):
+            found = job_file(path.name)
+            if found is not None and found.job == name and found.first // _MOST_CHUNKS == block:
+                path.unlink(missing_ok=True)
 
 
 def _has_rows(lake: Lake, job: LakeJob) -> bool:
