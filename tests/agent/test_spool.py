@@ -593,6 +593,25 @@ def test_full_spool_on_a_disk_that_others_fill(small_disk: Path, size: int) -> N
         assert drain(spool) == [("b1", sequence) for sequence in made[spool.dropped :]]
 
 
+def test_many_gaps_on_a_disk_that_others_fill(small_disk: Path) -> None:
+    """Several blocks of gaps, of agents that were killed: all are saved, so that what is dropped is known."""
+    folder, most, boot = small_disk / "s", 131_072, "5f0c7a52-8a35-4c0b-9f53-6a2e1f5f9d11"
+    for _ in range(40):
+        killed = Spool(str(folder), most, boot, now_ns=1)
+        put(killed)
+        killed._lock.close()
+    spool = Spool(str(folder), most, boot, now_ns=1)
+    put(spool, 40)
+    fill(small_disk)
+    made = put(spool, 30)
+    assert spool.gaps.are_saved
+    assert (folder / "gaps.json").stat().st_size > 4096
+    spool._lock.close()  # killed
+    there = {int(path.name[7:22]) for path in folder.glob("*.batch")}
+    gaps = recorded(folder)
+    assert not [it for it in made if it not in there and not any(gap.first <= it <= gap.last for gap in gaps)]
+
+
 def test_damaged_on_a_disk_that_others_fill(small_disk: Path) -> None:
     """The gap is saved in the room of the batch that is lost."""
     with opened(small_disk / "s") as spool:

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.analysis.ended import Unlisted, count_processes, describe_unseen, find_outside, merge_ended
+from joblens.analysis.processes import Alike, describe_process
 from joblens.record.ends import KERNEL, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
 
@@ -23,6 +24,20 @@ def test_sampled_process_gets_its_exact_usage() -> None:
     """The same pid and start is the same process."""
     (found,) = merge_ended([sampled(7, 70)], [ended(7, 70)])
     assert (found.exact, found.user_seconds, found.command, found.looks) == (True, 2.0, "x y", 3)
+
+
+def test_an_own_record_replaces_what_a_sample_saw() -> None:
+    """A sample between fork and exec has the name, arguments and memory of the program before."""
+    own = ended(7, 70)._replace(
+        name="prog", command="prog -x", memory_peak_bytes=900, threads=2, time_slices=5, ended_seconds=4.0
+    )
+    (found,) = merge_ended([sampled(7, 70, last=5.0)], [own])
+    assert (found.name, found.command, found.memory_peak_bytes, found.threads) == ("prog", "prog -x", 900, 3)
+    assert found.last == 4.0
+    assert describe_process(found, 4.0, Alike(0, 0.0)).left_behind is False
+    assert describe_process(found.replace(last=9.0), 4.0, Alike(0, 0.0)).left_behind is True
+    (found,) = merge_ended([sampled(7, 70)], [own._replace(time_slices=None)])
+    assert (found.name, found.memory_peak_bytes) == ("x", None), "by who waited for it"
 
 
 def test_process_without_a_start_is_found_by_its_pid() -> None:

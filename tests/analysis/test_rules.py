@@ -204,6 +204,17 @@ def test_short_lived_processes() -> None:
         assert rules(made([0.7] * 60, may=1, delayed=0.0, **{**figures, **less})) == []
 
 
+def test_short_lived_processes_of_its_own() -> None:
+    """With capture only the job's processes count, and not what others start on the node meanwhile."""
+    figures: dict[str, Any] = {
+        "cpu_seconds": 40.0, "short_seconds": 38.0, "system_seconds": 20.0, "forks": 90_000,
+    }  # fmt: skip
+    view = made([0.7] * 60, may=1, delayed=0.0, **figures)
+    finding = only(view._replace(ended=60_000))
+    assert finding.evidence.startswith("60,000 processes of it ended, 1,000 per second; 95% of its CPU")
+    assert rules(view._replace(ended=4)) == []
+
+
 def test_killed_for_memory() -> None:
     """By the cgroup's counter or the kernel's log, whatever the exit code is; at which limit."""
     view = failed(137)

@@ -37,10 +37,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def listening_impostor(port: int) -> Iterator[Path]:
+def listening_impostor(port: int, status: int = 200) -> Iterator[Path]:
     """The file with what it was asked."""
     with tempfile.NamedTemporaryFile("w+") as asked:
-        command = [sys.executable, impostor.__file__, str(port)]
+        command = [sys.executable, impostor.__file__, str(port), str(status)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=asked)
         assert process.stdin
         try:
@@ -151,24 +151,43 @@ def test_a_node_without_a_secret(tmp_path: Path) -> None:
             assert node.own()["spool_batches"] == 2
 
 
-def test_at_the_port_of_a_hub_that_is_down(tmp_path: Path) -> None:
-    """A token that another user's process gives is not used, nor believed what is signed with it; the hub
-    itself then gets everything."""
+@pytest.mark.parametrize("status", [200, 401, 404])
+def test_at_the_port_of_a_hub_that_is_down(tmp_path: Path, status: int) -> None:
+    """A token that another user's process gives is not used, nor believed what is signed with it, and it gets
+    no batch, whatever it answers; the hub itself then gets everything."""
     if os.getuid() != 0:
         pytest.skip("a process of another user needs root")
     port = free_port()
     with running_node(tmp_path, f"http://127.0.0.1:{port}") as node:
-        with listening_impostor(port) as asked:
+        with listening_impostor(port, status) as asked:
             node.sample(3)
             wait_for("some tries", lambda: node.own()["failures"] >= 3)
             assert node.own()["spool_batches"] == 3
             assert "POST" not in asked.read_text()
-        (line,) = (line for line in node.said if "token not used" in line)
+        (line,) = (line for line in node.said if "nothing is sent" in line)
         assert f"belongs to uid {impostor.USER}; set push.token_file, or push.hub_uid" in line
         with running_hub(tmp_path / "hub", port=port) as hub:
             node.wait_until_empty()
             assert set(stored(hub.home).values()) == {1}
             assert len(stored(hub.home)) == 3
+
+
+def test_readers_at_the_port_of_a_hub_that_is_down(tmp_path: Path) -> None:
+    """The token for pages in the settings is not sent to another user's process; one that is named is."""
+    if os.getuid() != 0:
+        pytest.skip("a process of another user needs root")
+    port, token = free_port(), write_secret(tmp_path / "token", b"of-the-readers\n")
+    config = tmp_path / "joblens.toml"
+    config.write_text(f'[hub]\nlisten = "127.0.0.1:{port}"\ntoken_file = "{token}"\n')
+    env = {**os.environ, "JOBLENS_CONFIG": str(config), "JOBLENS_HOME": str(tmp_path / "home")}
+    words = [sys.executable, "-m", "joblens", "ls", f"127.0.0.1:{port}"]
+    with listening_impostor(port) as asked:
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (3, 1), done
+        assert f"belongs to uid {impostor.USER}, so that the token of the settings is not" in done.stderr
+        assert "of-the-readers" not in asked.read_text()
+        subprocess.run([*words, "--token-file", str(token)], env=env, capture_output=True, check=False)
+        wait_for("the token", lambda: "of-the-readers" in asked.read_text())
 
 
 def test_a_hub_of_a_user_that_is_named(tmp_path: Path) -> None:

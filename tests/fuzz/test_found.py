@@ -21,6 +21,8 @@ from .targets import TARGETS
 LONG = b"9" * 5000  # digits, of which Python reads 4300
 FOUND = [
     ("gaps", b'[[1, 2, 3, 1e999, "", ""]]'),
+    ("munge", b"\0ENCODE_HOST: c1\nENCODE_TIME: (" + b"9" * 400 + b")\nTTL: 300\nUID: (0)\nLENGTH: 1\n\nx"),
+    ("native-scan", b"k"),
     ("hub-files", b"\n"),
     ("hub-files", b"6"),
     ("hub-files", b"7\n7\n"),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,25 @@ def test_a_repeat_is_not_kept_in_memory(tmp_path: Path) -> None:
                 assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
             channel.sendall(b"x")
             assert b'{"acknowledged":[1,1],"highest":1}' in channel.recv(65536)
+
+
+def test_repeats_after_a_restart_take_no_room_of_others(tmp_path: Path) -> None:
+    """The bodies of repeats are read again then. However many hold theirs, new batches are accepted."""
+    batches = [make_batch(number, ticks=100_000) for number in (1, 2, 3)]
+    size = max(map(len, batches))
+    config = f"batch_bytes = {2 * size}\nqueue_bytes = {4 * size}\n"
+    with running_hub(tmp_path, config) as hub, Sender(hub.port, key=None) as sender:
+        assert [sender.send(it, sign_batch(it)).status for it in batches] == [200] * 3
+    with running_hub(tmp_path, config) as hub, ExitStack() as stack:
+        for batch in batches * 4:
+            channel = stack.enter_context(socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE))
+            fields = "".join(f"{name}: {value}\r\n" for name, value in sign_batch(batch).items())
+            head = f"POST /v1/batch HTTP/1.1\r\nContent-Length: {len(batch)}\r\n{fields}\r\n"
+            channel.sendall(head.encode() + batch[:-1])
+        assert hub.metrics()["joblens_hub_waiting_bytes"] == 0
+        new = make_batch(4, ticks=100_000)
+        with Sender(hub.port, key=None) as sender:
+            assert sender.send(new, sign_batch(new)).status == 200
 
 
 names = st.text(min_size=1, max_size=255).filter(str.isprintable)

@@ -13,6 +13,24 @@ import pytest
 from .running import Stand
 
 
+@pytest.mark.parametrize("options", [(), ("--no-capture",)])
+def test_ends_of_children_are_ignored(stand: Stand, options: tuple[str, ...]) -> None:
+    """A parent can have left SIGCHLD ignored: the command's end is seen, and its exit code returned."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        running = stand.start(["sh", "-c", "sleep 0.2; exit 7"], *options)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    _, said = running.communicate(timeout=60)
+    assert (running.returncode, "exit code 7 after" in said) == (7, True), said
+
+
+def test_a_command_without_a_name(stand: Stand) -> None:
+    done = stand.run([""])
+    assert (done.returncode, "No such file or directory" in done.stderr) == (127, True), done
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("code", [0, 7, 137])
 def test_exit_codes(stand: Stand, code: int) -> None:
     """The command's exit code is ours, also one that looks like a signal."""

@@ -29,6 +29,7 @@ from joblens.wire.frame import check_whole, read_header
 _NAME = re.compile(r"([0-9]{6})-([0-9]{15})\.batch")
 _BLOCK = 4096  # smallest allocation of a file system
 _MOST_HELD = 4 << 20  # bytes kept in memory while the disk is full
+_MOST_MORE = 3  # batches that make room for gaps: a hundred of these take as many blocks
 _MOST_SUMS = 2000  # other batches are verified by reading them completely
 _REFUSED_PART = 8  # fraction of the spool's size for batches that the hub refused
 _LOCK_SIZE = 512  # constant, so that the file is overwritten in place even when the disk is full
@@ -349,8 +350,18 @@ class Spool:
             self._going.append(item)
 
     def _save_gaps(self) -> None:
-        while self.gaps.save() in NO_ROOM and self._going:
-            self._remove(self._going.pop(0))
+        """On a full disk dropped batches make room, and a few more if all gaps need more than these had."""
+        more = _MOST_MORE
+        while not self.gaps.are_saved and self.gaps.save() in NO_ROOM:
+            if self._going:
+                self._remove(self._going.pop(0))
+            elif more and self._runs:
+                more -= 1
+                item = self._pop_oldest()
+                self._lose(item, self._peek(item), "spool full")
+            else:
+                break
+        self.gaps.save()
         if self.gaps.are_saved:
             for item in self._going:
                 self._remove(item)

@@ -16,6 +16,8 @@ MOST_NAMED = 20
 _BESIDE = 5.0  # seconds
 _POINTS = 400
 _MOST_SHOWN = 3
+_EXACT = ("user_seconds", "system_seconds", "run_delay_seconds")
+_OWN = ("name", "command", "memory_peak_bytes", "threads")  # the last program's, which a sample may precede
 
 
 class Unlisted(NamedTuple):
@@ -151,10 +153,12 @@ def _find(
 def _more_exact(process: ProcessUse, end: EndedProcess) -> ProcessUse:
     if not end.exact:
         return process
-    changes = {"user_seconds": end.user_seconds, "system_seconds": end.system_seconds}
-    if end.run_delay_seconds is not None:
-        changes["run_delay_seconds"] = end.run_delay_seconds
-    return process.replace(exact=True, **changes)
+    exact = as_process_use(end)
+    known = {name: getattr(exact, name) for name in _EXACT if getattr(exact, name) is not None}
+    if end.time_slices is not None or end.source:  # by its own record, and not by who waited for it
+        known |= {name: getattr(exact, name) for name in _OWN if getattr(exact, name)}
+    ended = {"last": end.ended_seconds} if end.ended_seconds else {}
+    return process.replace(exact=True, **known, **ended)
 
 
 def as_process_use(end: EndedProcess) -> ProcessUse:

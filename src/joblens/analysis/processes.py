@@ -10,6 +10,7 @@ from joblens.record.report import ProcessUse
 from joblens.store.reader import SPAN_MARGIN, Reader, Span
 
 MOST_LISTED = 200
+_LATE = 0.25  # seconds after the end of a command in which its last helpers end
 _DAEMON = "slurmstepd"  # which ends after the job
 # As the program or its module, and as the step that brings agents to nodes (joblens.usermode.bootstrap).
 _OWN = re.compile(r"(?:^|[\s/=])joblens(?:\.[\w.]+)?(?:\s|$)|-c import json, os, select, signal, socket")
@@ -112,7 +113,8 @@ def describe_process(process: ProcessUse, end: float | None, alike: Alike) -> Pr
     """Return it as the record of a job lists it."""
     if end is not None and end == int(end):  # as batch systems report it, without its fraction
         end += 1.0
-    left = end is not None and process.last > end and not process.name.startswith(_DAEMON)
+    late = _LATE if process.exact else 0.0
+    left = end is not None and process.last > end + late and not process.name.startswith(_DAEMON)
     left = left and not is_own(process.command)
     return process.replace(
         cpu_seconds=_cpu(process),

@@ -13,6 +13,7 @@ class View(NamedTuple):
     points: list[Point]
     gpus: tuple[GpuUse, ...] = ()
     nodes: tuple[NodeUse, ...] = ()
+    ended: int | None = None  # processes of the job, if they are captured
 
     @property
     def duration(self) -> float:

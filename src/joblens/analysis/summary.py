@@ -92,7 +92,9 @@ def summarise(
     shown = (
         job.replace(state="PART", exit_code=None, signal=None) if part and not _is_whole(part, end) else job
     )
-    view = View(shown, asked, used, whole.points, tuple(gpus), tuple(nodes))
+    complete = _completeness(samples, finish, reader)
+    ended = int(complete.counts.ended) if samples.is_captured else None
+    view = View(shown, asked, used, whole.points, tuple(gpus), tuple(nodes), ended)
     found = find(view)
     energy = find_energy(
         reader,
@@ -104,7 +106,6 @@ def summarise(
         exclusive=_has_node_alone(facts, view),
         around=samples.around,
     )
-    complete = _completeness(samples, finish, reader)
     unseen = describe_unseen(samples.outside, samples.merged)
     data = Data(
         samples=_whole(_sum_known(node.samples for node in nodes)) or 0 if facts.nodes else len(whole.times),

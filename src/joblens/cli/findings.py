@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Iterable, List, NamedTuple, Optional
 
 from joblens.core.errors import printable
+from joblens.reports.style import encodable
 
 _MARKS = {True: "✓", False: "✗", None: "?"}
 
@@ -23,7 +25,8 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> int:
     for finding in findings:
         found.append(finding)
         if not as_json:
-            print("\n".join(map(printable, render(finding))), flush=True)
+            text = "\n".join(map(printable, render(finding)))
+            print(encodable(text, sys.stdout), flush=True)
     right = all(finding.right is not False for finding in found)
     if as_json:
         print(json.dumps({"right": right, "findings": [it._asdict() for it in found]}, indent=1))

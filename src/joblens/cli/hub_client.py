@@ -15,6 +15,7 @@ from joblens.core.config_files import load_layers
 from joblens.core.errors import JoblensError, ServerError, UsageError, sentence
 from joblens.core.json_file import parse_json
 from joblens.hub.settings import is_loopback
+from joblens.wire.peers import listeners
 
 if TYPE_CHECKING:
     from joblens.api.remote import RemoteStore
@@ -33,6 +34,7 @@ class Place(NamedTuple):
     url: Url
     token_file: str | None = None
     ca_file: str | None = None
+    own_token: bool = False  # the file is that of the settings, and not named by the user
     service: RemoteStore | None = None  # which has the pages of its hub, as far as this user may see them
     named: bool = False  # by the user: no other is tried
 
@@ -82,7 +84,7 @@ def _service(server: str | None = None, token_file: str | None = None, ca_file: 
     if chosen is None:
         raise UsageError("no service is known; name it with --server")
     service = RemoteStore(chosen.address, chosen.token_file, chosen.ca_file)
-    return Place("joblens service", service.name, _NOWHERE, None, None, service, bool(server))
+    return Place("joblens service", service.name, _NOWHERE, service=service, named=bool(server))
 
 
 def _own_up() -> dict[str, str]:
@@ -100,7 +102,8 @@ def _own_up() -> dict[str, str]:
 
 def _place(what: str, name: str, options: argparse.Namespace) -> Place:
     url = parse_address(name)
-    return Place(what, name, url, options.token_file or _own_token(url), options.ca_file)
+    own = None if options.token_file else _own_token(url)
+    return Place(what, name, url, options.token_file or own, options.ca_file, own is not None)
 
 
 def _own_token(url: Url) -> str | None:
@@ -156,6 +159,7 @@ def ask(place: Place, path: str) -> Any:
             connection.connect()
         except OSError as error:
             raise UnreachableError(f"cannot reach {place.what} at {place.name}: {sentence(error)}") from None
+        _check_listeners(place)
         connection.request("GET", place.url.path + path, headers=_headers(place))
         answer = connection.getresponse()
         body = answer.read(_LARGEST)
@@ -198,6 +202,18 @@ def _connect(place: Place) -> HTTPConnection:
 
     context = ssl.create_default_context(cafile=place.ca_file)
     return HTTPSConnection(host, port, timeout=_TIMEOUT, context=context)
+
+
+def _check_listeners(place: Place) -> None:
+    """The token of the settings is for the process that they are of: one of root, of this user or of the
+    file's owner. Raises ServerError."""
+    if not place.own_token or place.token_file is None:
+        return
+    for uid in listeners(place.url.port) - {0, os.geteuid(), os.stat(place.token_file).st_uid}:
+        raise ServerError(
+            f"{place.name}: the process at that port belongs to uid {uid}, so that the token of the settings "
+            "is not sent; if it is the right one, use --token-file"
+        )
 
 
 def _headers(place: Place) -> dict[str, str]:

@@ -385,7 +385,7 @@ def parse_unmunge(code: int, text: bytes) -> tuple[Facts, bytes]:
         until = _in_brackets(facts["ENCODE_TIME"]) + int(facts["TTL"])
         found = Facts(facts["ENCODE_HOST"].partition(" ")[0], _in_brackets(facts["UID"]), float(until))
         return found, payload[: int(facts["LENGTH"])]
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise Refused(503, "munge failed", "unexpected output of unmunge", retry=10) from None
 
 

@@ -29,6 +29,8 @@ def spawn(command: List[str], mask: Set[Any], more: Mapping[bytes, bytes] = {}) 
     command's."""
     try:
         return _spawn(command, mask, more)
+    except ValueError:  # its name is empty
+        raise NotStartedError(errno.ENOENT, os.strerror(errno.ENOENT), command[0]) from None
     except OSError as error:
         if error.errno == errno.ENOEXEC:
             return _spawn(as_script(command), mask, more)

@@ -49,6 +49,7 @@ class Guarded:
             self._work(data)
             return None
         waited = {signal.SIGCHLD, *_ENDING}
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
         _forget_pending(waited)
         write_all(self._input, data)

@@ -79,6 +79,8 @@ class _Supervisor:
         self.sampler: Optional[SamplerProcess] = None
 
     def run(self, command: List[str]) -> Ended:
+        # Where it is ignored, as a parent may have left it, the end of a child cannot be waited for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         set_option(_PR_SET_CHILD_SUBREAPER, 1)  # orphans are reparented to this process, and stay the job's
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self.waited, *_HELD})
         clock = start_clock()

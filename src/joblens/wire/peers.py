@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Optional, Tuple, Union
+from contextlib import suppress
+from typing import Optional, Set, Tuple, Union
 
 Holder = Union[int, bytes]  # a uid of this machine, else the network_of the address
 
@@ -40,6 +41,18 @@ def unix_peer(channel: socket.socket) -> Tuple[int, int]:
         return 0, -1
     pid, uid, _ = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid), int(uid)
+
+
+def listeners(port: int) -> Set[int]:
+    """Return the users whose processes listen at a TCP port of this machine (proc(5), net/tcp)."""
+    found = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(path, encoding="ascii") as file:
+            for line in file:
+                fields = line.split()
+                if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":
+                    found.add(int(fields[7]))
+    return found
 
 
 class Peers:

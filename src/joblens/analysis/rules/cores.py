@@ -295,7 +295,8 @@ def too_many_threads(view: View) -> Finding | None:
 
 def short_lived(view: View) -> Finding | None:
     """Much of its CPU time went into starting processes that end at once."""
-    cpu, forks = view.used.cpu_seconds, view.used.forks
+    cpu, captured = view.used.cpu_seconds, view.ended is not None
+    forks = view.ended if captured else view.used.forks
     unsampled = (view.used.unsampled_seconds or 0.0) + (view.used.short_seconds or 0.0)
     if not unsampled or not cpu or not forks or view.duration < 1:
         return None
@@ -308,7 +309,8 @@ def short_lived(view: View) -> Finding | None:
         "short-lived processes",
         view.job.start,
         view.job.last,
-        f"{forks:,} processes and threads were created on the node, {pace:,.0f} per second; "
+        f"{forks:,} processes {'of it ended' if captured else 'and threads were created on the node'}, "
+        f"{pace:,.0f} per second; "
         f"{unsampled / cpu:.0%} of its CPU time went to processes too short to be sampled{kernel}",
         "do the work in fewer and longer processes (a loop inside one program, a pool of workers, xargs -n)",
         0.5 * unsampled / cpu,

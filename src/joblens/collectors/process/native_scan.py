@@ -36,6 +36,7 @@ _SCHEDULED_AT = _COUNTS * 8 + 16
 _TEXT_AT = _SCHEDULED_AT + 64
 _LONGEST_NAME, _LONGEST_SCHEDULED, _LONGEST_TEXT = 15, 63, 511
 _AMOUNTS = slice(8, 15)
+_NOT_KEPT = b"not kept"  # in place of the text of io, unlike any that can be read
 
 
 def is_available() -> bool:
@@ -87,7 +88,7 @@ def take_back(process: _Process, record: bytearray) -> None:
     process.waited = values[-1]
     _, scheduled, text = _SIZES.unpack_from(record, _SIZES_AT)
     process.scheduled = bytes(record[_SCHEDULED_AT : _SCHEDULED_AT + scheduled])
-    process.texts = (bytes(record[_TEXT_AT : _TEXT_AT + text]), b"")  # that of io is not kept
+    process.texts = (bytes(record[_TEXT_AT : _TEXT_AT + text]), _NOT_KEPT)
     threads = record[_RECORD.size :]
     process.delay.restore(struct.unpack(f"={len(threads) // 8}q", threads)[1::2], values[-1])
 
