@@ -243,6 +243,8 @@ def test_unknown_amounts_are_not_zero(home: Home, tmp_path: Path) -> None:
     for id in ("4242", "5"):
         used = record_of(home, id).used
         assert (used.cpu_seconds, used.cpu_seconds_exact, used.run_delay_seconds) == (None, None, None)
+        assert used.cores_mean is None
+        assert "is not known" in (record_of(home, id).verdict or "")
     assert [it.cpu_seconds for it in record_of(home).processes] == [None]
     assert "no process data" in [it.rule for it in record_of(home, "5").findings]
     assert main(["job", "5"]) == 0

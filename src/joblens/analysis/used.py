@@ -27,7 +27,8 @@ def find_used(
 
     Both are bounds from below (the kernel does not count who was not waited for): the larger holds."""
     io = totals.io or IoTotals()
-    both = (totals.user_seconds or 0.0) + (totals.system_seconds or 0.0)
+    parts = [it for it in (totals.user_seconds, totals.system_seconds) if it is not None]
+    both = sum(parts) if parts else None
     exact = _largest(both, totals.cpu_seconds) if totals.is_known else None
     cpu = _largest(exact, _last(series, "cpu_seconds"))
     peak, source = find_memory_peak(totals.largest_rss_bytes, points, processes)
