@@ -152,7 +152,12 @@ def test_listings_are_the_same(both: tuple[Home, Home]) -> None:
         ("compare", "4201@fox", "4202@bear"), ("compare", "c0", "c1", "--with", "c2", "c3", "--json"),
         ("outliers", "--name", "made", "--json"), ("outliers", "--model", "usual", "c0", "c2"),
         ("outliers", "--tag", "exp_name:ocean", "--of", "operations"), ("series", "ocean"),
-        ("series", "ocean", "--json"), ("model", "show", "usual"),
+        ("series", "ocean", "--json"), ("model", "show", "usual"), ("model", "list"),
+        ("model", "list", "--json"), ("job", "c1", "--gantt"), ("job", "c1", "--gantt", "--json"),
+        ("compare", "c0", "c1", "--csv"),
+        ("outliers", "--tag", "exp_name:ocean", "--of", "programs"),
+        ("outliers", "--tag", "exp_name:ocean", "--of", "processes", "--json"),
+        ("outliers", "--tag", "exp_name:ocean", "--of", "threads"),
     ],
 )  # fmt: skip
 def test_commands_print_the_same(
@@ -282,6 +287,7 @@ ROUTES = [
     "/jobs?node=c1&sort=memory", "/jobs?tag=exp:7", "/jobs?name=j*&since=2020-01-01", "/jobs?exit_code=0",
     "/me", "/jobs/1", "/jobs/3", "/jobs/99", "/jobs/run1", "/jobs/run1?from=%2B2s&to=%2B8s",
     "/jobs/run1/sets", "/jobs/run1/series?columns=cpu_seconds", "/jobs/run1/processes",
+    "/jobs/42/ended/groups?by=name", "/jobs/42/ended/groups?by=tags", "/models", "/models/usual",
     "/jobs/42/ended/processes", "/jobs/42/ended/threads", "/jobs/42/ended/threads?run=2", "/jobs/42",
 ]  # fmt: skip
 
@@ -304,7 +310,7 @@ def test_the_read_service(postgres: Postgres, open_folder: Path) -> None:
     assert submit(served.home, archive, lambda job: None).problem == ""
     answers = ask_all(served)
     assert {status for _, _, status, _ in answers} == {200, 404}
-    unknown = {"/jobs/99", "/jobs/42/ended/threads?run=2"}
+    unknown = {"/jobs/99", "/jobs/42/ended/threads?run=2", "/models/usual"}
     assert {path for path, _, status, _ in answers if status == 200} == {*ROUTES} - unknown
 
     copy_records(served.home, served.home._replace(database=database))
