@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joblens.hub.gaps import Gaps
+from joblens.hub.gaps import Gaps, NodeGap
 from joblens.hub.jsonl import Line, Lines
 from joblens.hub.segments import Segment
 from joblens.wire.header import parse_header
@@ -90,3 +91,12 @@ def test_any_file(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) 
     *others, last = open_lines(path).load()
     assert others == before
     assert last.number == 7
+
+
+def test_two_gaps_of_unknown_numbers() -> None:
+    """An agent whose notes were damaged twice lost two things; one that repeats a gap lost one."""
+    first = NodeGap(cluster="fox", node="c1", boot="b", first=0, last=0, from_ns=1, to_ns=5, why="damaged")
+    again = msgspec.structs.replace(first, to_ns=9)
+    known = msgspec.structs.replace(first, first=3, last=4)
+    assert first.identity() != again.identity()
+    assert known.identity() == msgspec.structs.replace(known, to_ns=9).identity()

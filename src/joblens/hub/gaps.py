@@ -30,7 +30,9 @@ class NodeGap(Line, tag="node", kw_only=True):
     why: str = ""
 
     def identity(self) -> Hashable:
-        return self.cluster, self.node, self.boot, self.first, self.last
+        # Of damaged notes the numbers are unknown, and an agent can have several.
+        unknown = () if self.last else (self.from_ns, self.to_ns)
+        return self.cluster, self.node, self.boot, self.first, self.last, *unknown
 
 
 class SinkGap(Line, tag="sink", kw_only=True):
