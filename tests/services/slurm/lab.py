@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from contextlib import ExitStack
@@ -365,7 +366,11 @@ class Lab:
             "TimelimitRaw,NNodes,NCPUS,ReqCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,WorkDir"
         )
         words = ["sacct", "-X", "-n", "-p", "--delimiter=\x1f", "-o", fields, "-j", ",".join(jobs)]
-        done = self.slurm(*words, *(["-D"] if duplicates else []), variables={"SLURM_TIME_FORMAT": "%s"})
+        words += ["-D"] if duplicates else []
+        done = self.slurm(*words, variables={"SLURM_TIME_FORMAT": "%s"}, check=False)
+        if done.code == -signal.SIGPIPE:  # a busy slurmdbd has closed its connection, of which sacct dies
+            done = self.slurm(*words, variables={"SLURM_TIME_FORMAT": "%s"}, check=False)
+        assert done.code == 0, (words, done)
         names, cells = fields.split(","), done.out.split("\x1f")  # a name can have several lines
         rows = [cells[begin : begin + len(names)] for begin in range(0, len(cells) - 1, len(names))]
         return [dict(zip(names, [row[0].lstrip("\n"), *row[1:]])) for row in rows]
