@@ -36,6 +36,7 @@ from joblens.importers.epmt.process_data import read_chunks
 from joblens.importers.epmt.totals import Totals
 from joblens.jobs import epmt_archives
 from joblens.jobs.epmt_archives import EpmtResult, import_epmt
+from joblens.jobs.forks import Forks
 from joblens.record.ends import EndedProcess, EndedThread
 from joblens.record.report import Imported, JobRecord
 from joblens.store.end_groups import stored_groups
@@ -420,6 +421,17 @@ def test_no_process_can_be_started(home: Home, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "listdir", lambda path: ["1"])  # as without threads
     done = import_epmt(home, paths, workers=2)
     assert (done.jobs, done.problems) == (3, [])
+
+
+def test_results_that_are_not_awaited(tmp_path: Path) -> None:
+    """As after Ctrl-C while the last result is counted: the process, which waits for a path, is ended."""
+    forks = Forks(lambda: str, [tmp_path])
+    forks.start(1)
+    results = forks.results()
+    assert next(results) == str(tmp_path)
+    results.close()  # type: ignore[attr-defined]
+    forks.end()
+    assert not any(process.is_alive() for process in forks._processes)
 
 
 def test_another_archive_after_a_crash(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ class Forks:
         self._failed: list[Path] = []
         self._running: dict[Any, Path] = {}  # by the connection to the process
         self._processes: list[Any] = []
+        self._is_done = False
 
     @property
     def left(self) -> list[Path]:
@@ -70,11 +71,12 @@ class Forks:
                 else:
                     yield found
                     self._pass_on(connection)
+        self._is_done = True
 
     def end(self) -> None:
-        """End those that have not ended by themselves, as after an exception."""
+        """Wait for the processes. After an exception they do not end by themselves."""
         for process in self._processes:
-            if self._running:
+            if not self._is_done:
                 process.terminate()
             process.join()
 
