@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from bench.agent import measure_agent
 from bench.attacks import measure_attacks
+from bench.before import measure_before
 from bench.capture import measure_capture
 from bench.catalog import measure_catalog
 from bench.children import WrongError
@@ -75,6 +76,7 @@ MEASUREMENTS: dict[str, Callable[[list[Interpreter]], list[Section]]] = {
     "usermode": measure_usermode,
     "serve": measure_serve,
     "serve_client": measure_serve_client,
+    "before": measure_before,
 }
 
 
