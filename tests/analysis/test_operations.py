@@ -36,9 +36,9 @@ def test_one_operation_per_tags() -> None:
 
 
 def test_process_without_times_has_no_duration() -> None:
-    """A process of which only its existence is known is counted."""
+    """A process of which only its existence is known is counted, and its duration is unknown, not zero."""
     (found,) = operations(EndedProcess(pid=1))
-    assert (found.processes, found.summed_wall_seconds, found.cpu_seconds) == (1, 0.0, None)
+    assert (found.processes, found.summed_wall_seconds, found.cpu_seconds) == (1, None, None)
 
 
 def test_tree_with_a_reused_pid() -> None:

@@ -35,7 +35,7 @@ def _end(pid: int, seconds: int, status: int = 0) -> bytes:
     )
 
 
-_RECORDS = b"".join(
+RECORDS = b"".join(
     [
         _start(7, 1),
         _start(8, 7, "op:a"),
@@ -48,12 +48,21 @@ _RECORDS = b"".join(
 )
 
 
-def store_captured(home: Home, job: str, **others: Any) -> JobRecord:
+# Its parent ended before it, and it was killed: nobody has recorded its usage.
+KILLED = b"".join(
+    [
+        _start(17, 1, "op:killed"),
+        make_record("F", time=_NS + 18, pid=18, start=18, parent=17),
+    ]
+)
+
+
+def store_captured(home: Home, job: str, records: bytes = RECORDS, **others: Any) -> JobRecord:
     """A job of three processes, one of which has a thread."""
     facts = make_facts(job, **others)
     end = make_end(facts["start"])
     folder = begin_job(home, facts, 1)
     (folder / "capture").mkdir()
-    (folder / "capture" / "c1.capture").write_bytes(_RECORDS)
+    (folder / "capture" / "c1.capture").write_bytes(records)
     finish(folder, end)
     return complete(home, incoming(folder, facts, end))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from capture.made import store_captured
+from capture.made import KILLED, RECORDS, store_captured
 from joblens.cli import main
+from joblens.store.home import find_home
 from store.made import end_job, new_home
 
 
@@ -127,3 +128,40 @@ def test_frame(home: Path) -> None:
     assert frame.signal.isna().all()
     assert (frame.ended_seconds - frame.began_seconds).dt.round("1s").dt.seconds.tolist() == [5, 2, 3]
     assert operations.set_index("tags").processes.to_dict() == {"": 1, "op:a": 2}
+
+
+def test_unknown_is_not_zero(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of processes that nobody has recorded at their end: `-`, null, an empty cell, NaN; never 0."""
+    import joblens
+    from joblens.record.ends import EndedProcess
+
+    pandas = pytest.importorskip("pandas")
+    killed = store_captured(find_home(home), "killed", KILLED)
+    assert [(it.cpu_seconds, it.memory_peak_bytes) for it in killed.processes if it.pid in (17, 18)] == [
+        (None, None)
+    ] * 2
+    assert _tree("killed", capsys) == [["sh", "job17", "-", "CPU", "-"]] * 2
+    store_captured(find_home(home), "both", RECORDS + KILLED)
+    assert _tree("both", capsys) == [["sh", "job17", "-", "CPU", "-"]] * 2
+    main(["job", "killed", "--processes", "--sort", "start"])
+    (_, line, _) = capsys.readouterr().out.splitlines()
+    assert line.split() == ["17", "sh", "job17", "-", "-", "-", "unknown"]
+    main(["job", "killed", "--operations"])
+    assert capsys.readouterr().out.splitlines()[1].split()[2:] == ["-"] * 5
+    main(["job", "killed", "--processes", "--json"])
+    names = ("user_seconds", "system_seconds", "memory_peak_bytes")
+    assert [[row[it] for it in names] for row in json.loads(capsys.readouterr().out)] == [[None] * 3] * 2
+    main(["job", "killed", "--processes", "--csv"])
+    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [[row[it] for it in names] for row in rows] == [[""] * 3] * 2
+    with joblens.open(home) as store:
+        frame = store.ends_frame("killed", EndedProcess)
+        operations = store.operations_frame("killed")
+    for found in (frame[list(names)], operations[["cpu_seconds", "summed_wall_seconds", "span_seconds"]]):
+        assert all(pandas.api.types.is_float_dtype(it) for it in found.dtypes)
+        assert found.isna().all().all()
+
+
+def _tree(job: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    assert main(["job", job]) == 0
+    return [line.split()[-5:] for line in capsys.readouterr().out.splitlines() if "job17" in line]

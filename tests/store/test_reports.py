@@ -325,7 +325,7 @@ def test_ascii(name: str, encoding: str) -> None:
     report = render_report(RECORDS[name], Style())
     text = encodable(report, io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     assert list(map(display_width, text.splitlines())) == list(map(display_width, report.splitlines()))
-    assert not set("▁▂▃▄▅▆▇█░└├│─…–→×") & set(text)
+    assert not set("▁▂▃▄▅▆▇█░└├│─…–→×≥") & set(text)
     assert encodable(report, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == report
 
 
@@ -402,6 +402,19 @@ def test_calls_of_one_program_stand_together() -> None:
         "make 1 s CPU 1 GiB",
         "└ timeout ×12 0 s CPU 1 GiB",
         "└ dd ×201 1 min 40 s CPU 1 GiB",
+    ]
+
+
+def test_unknown_is_not_zero() -> None:
+    """A process without figures has none, and with others of its program, the sum is a bound from below."""
+    unknown: dict[str, Any] = {"cpu_seconds": None, "memory_peak_bytes": None}
+    calls = [process(2, 1, "app x", **unknown), process(3, 1, "app x", 2.0)]
+    more = {"alike": 5, "alike_cpu_seconds": 7.0, "alike_unknown": 2}
+    found = render_tree([process(1, 0, "sh", **unknown), *calls, process(4, 1, "cc -c", 3.0, **more)], 80)
+    assert [" ".join(line.split()[:-2]) for line in found] == [
+        "sh - CPU -",
+        "├ cc ×6 ≥10 s CPU 1 GiB",
+        "└ app x ×2 ≥2 s CPU 1 GiB",
     ]
 
 

@@ -35,19 +35,19 @@ class CapturedOnly:
         import numpy
 
         self._table = table
-        began, ended, user, system, memory = (
+        began, ended, memory = (
             numpy.nan_to_num(it, nan=0.0)
-            for it in table.columns(
-                "began_seconds", "ended_seconds", "user_seconds", "system_seconds", "memory_peak_bytes"
-            )
+            for it in table.columns("began_seconds", "ended_seconds", "memory_peak_bytes")
         )
+        cpu = numpy.array(table.columns("user_seconds", "system_seconds"), dtype=float)
         pid, start, parent, exact, names = table.columns("pid", "start", "parent", "exact", "name")
         first = numpy.where(began != 0, began, ended)
         self._order = numpy.lexsort((pid, first))
         self._pid, self._start, self._parent, self._exact, self._names = (
             it[self._order] for it in (pid, start, parent, exact, names)
         )
-        self._cpu, self._memory = (user + system)[self._order], memory[self._order]
+        self._is_known = ~numpy.isnan(cpu).all(axis=0)[self._order]  # its CPU time
+        self._cpu, self._memory = numpy.nansum(cpu, axis=0)[self._order], memory[self._order]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -70,6 +70,11 @@ class CapturedOnly:
     @property
     def exact(self) -> int:
         return int((self._exact != 0).sum())
+
+    @property
+    def largest_bytes(self) -> int:
+        """The exact peak of the largest process."""
+        return int(self._memory[self._exact != 0].max(initial=0))
 
     def as_list(self) -> list[ProcessUse]:
         return list(map(as_process_use, self._rows(range(len(self)))))
@@ -115,13 +120,19 @@ class CapturedOnly:
         """Count the others of the same program, by the first chosen one of it."""
         shown = {self._names[place]: place for place in reversed(chosen)}
         identities = {(int(self._pid[place]), int(self._start[place])) for place in chosen}
-        rows = zip(self._names.tolist(), self._pid.tolist(), self._start.tolist(), self._cpu.tolist())
+        columns = self._names, self._pid, self._start, self._cpu, self._is_known
         counts, sums = dict.fromkeys(shown, 0), dict.fromkeys(shown, 0.0)
-        for name, pid, start, cpu in rows:
+        known = dict.fromkeys(shown, 0)
+        for name, pid, start, cpu, is_known in zip(*(it.tolist() for it in columns)):
             if name in counts and (pid, start) not in identities:
                 counts[name] += 1
                 sums[name] += cpu
-        return {place: Alike(counts[name], sums[name]) for name, place in shown.items() if counts[name]}
+                known[name] += is_known
+        return {
+            place: Alike(counts[name], sums[name] if known[name] else None, counts[name] - known[name])
+            for name, place in shown.items()
+            if counts[name]
+        }
 
     def _rows(self, places: Sequence[int]) -> list[EndedProcess]:
         return self._table.rows(self._order[list(places)].tolist()) if places else []

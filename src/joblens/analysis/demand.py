@@ -5,6 +5,7 @@ All are shares of what it wanted, so that they do not depend on how many process
 
 from __future__ import annotations
 
+from joblens.analysis.processes import cpu_of
 from joblens.analysis.rule_input import mean
 from joblens.analysis.series.rates import increase, increase_between
 from joblens.record.report import Point, ProcessUse, Used
@@ -40,7 +41,7 @@ def add_demand(
     if throttled is not None:
         throttled *= quota_part
     waited = max(waited - (throttled or 0.0), 0.0)
-    ran = sum((it.user_seconds or 0.0) + (it.system_seconds or 0.0) for it in delayed)
+    ran = sum(cpu_of(it) or 0.0 for it in delayed)
     share = waited / (waited + ran) if delayed and waited + ran > 0 else None
     held = throttled / (throttled + cpu) if throttled and cpu is not None else None
     kills = _last(series, "oom_kills")
@@ -84,10 +85,6 @@ def _blocked(points: list[Point]) -> tuple[float | None, float | None]:
     return blocked, blocked / (blocked + active)
 
 
-def cpu_of(process: ProcessUse) -> float:
-    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
-
-
 def find_unsampled(
     cpu: float | None,
     exact: bool,
@@ -104,7 +101,7 @@ def find_unsampled(
         return None
     seen = after = 0.0
     for it in processes:
-        used = cpu_of(it)
+        used = cpu_of(it) or 0.0  # unknown: no sample has seen it
         seen += used
         after += used * min(1.0, interval / max(it.last - it.first, interval, 0.001))
     missing = max(cpu - seen, 0.0)
@@ -114,7 +111,7 @@ def find_unsampled(
 def _most_at_end(processes: list[ProcessUse], end: float | None) -> float:
     """CPU seconds that those of the last sample can have used after it, and two ticks each before it."""
     last = max((it.last for it in processes), default=0.0)
-    busy = [it for it in processes if it.last == last and cpu_of(it) > 0]
+    busy = [it for it in processes if it.last == last and cpu_of(it)]
     return sum(max((end or last) - last, 0.0) * max(it.threads or 1, 1) + _TICKS for it in busy)
 
 

@@ -16,9 +16,9 @@ class Operation(NamedTuple):
     tags: str
     processes: int
     began_seconds: float | None
-    summed_wall_seconds: float  # from start to end of each process, added up
-    busy_seconds: float  # in which at least one of them ran
-    span_seconds: float  # from the first start to the last end
+    summed_wall_seconds: float | None  # from start to end of each process, added up
+    busy_seconds: float | None  # in which at least one of them ran
+    span_seconds: float | None  # from the first start to the last end
     cpu_seconds: float | None
     memory_peak_bytes: int | None  # of the largest
 
@@ -40,9 +40,9 @@ def _operation(tags: str, processes: list[tuple[Any, ...]]) -> Operation:
         tags,
         len(processes),
         times[0][0] if times else None,
-        sum([end - begin for begin, end in times]),
-        _union(times),
-        max([end for _, end in times]) - times[0][0] if times else 0.0,
+        sum([end - begin for begin, end in times]) if times else None,
+        _union(times) if times else None,
+        max([end for _, end in times]) - times[0][0] if times else None,
         sum(used) if used else None,
         max([row[5] for row in processes if row[5] is not None], default=None),
     )

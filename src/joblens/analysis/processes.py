@@ -21,7 +21,8 @@ class Alike(NamedTuple):
     """Processes of a listed one's program that are not listed."""
 
     processes: int = 0
-    cpu_seconds: float = 0.0
+    cpu_seconds: float | None = 0.0  # of those of which it is known
+    unknown: int = 0  # processes of which it is not
 
 
 def used_between(reader: Reader, span: Span, job_start: float) -> list[ProcessUse]:
@@ -93,11 +94,13 @@ def _others_alike(
 
 
 def _weight(process: ProcessUse) -> tuple[float, float]:
-    return _cpu(process), process.memory_peak_bytes or 0
+    return cpu_of(process) or 0.0, process.memory_peak_bytes or 0
 
 
-def _cpu(process: ProcessUse) -> float:
-    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)
+def cpu_of(process: ProcessUse) -> float | None:
+    """Return its CPU seconds; None if unknown, as of a killed process whose parent ended before it."""
+    known = [it for it in (process.user_seconds, process.system_seconds) if it is not None]
+    return sum(known) if known else None
 
 
 def is_own(command: str) -> bool:
@@ -106,7 +109,8 @@ def is_own(command: str) -> bool:
 
 
 def _count(alike: list[ProcessUse]) -> Alike:
-    return Alike(len(alike), sum(map(_cpu, alike)))
+    known = [cpu for cpu in map(cpu_of, alike) if cpu is not None]
+    return Alike(len(alike), sum(known) if known or not alike else None, len(alike) - len(known))
 
 
 def describe_process(process: ProcessUse, end: float | None, alike: Alike) -> ProcessUse:
@@ -117,9 +121,10 @@ def describe_process(process: ProcessUse, end: float | None, alike: Alike) -> Pr
     left = end is not None and process.last > end + late and not process.name.startswith(_DAEMON)
     left = left and not is_own(process.command)
     return process.replace(
-        cpu_seconds=_cpu(process),
+        cpu_seconds=cpu_of(process),
         exact=bool(process.exact),
         left_behind=left,
         alike=alike.processes,
         alike_cpu_seconds=alike.cpu_seconds,
+        alike_unknown=alike.unknown,
     )

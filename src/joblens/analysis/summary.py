@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from joblens.analysis.captured_only import CapturedOnly, find_captured_only
-from joblens.analysis.demand import cpu_of, find_device, find_forks, find_unsampled
+from joblens.analysis.demand import find_device, find_forks, find_unsampled
 from joblens.analysis.ended import (
     MOST_ENDS,
     Completeness,
@@ -21,14 +21,14 @@ from joblens.analysis.gpus import find_gpus, sum_up
 from joblens.analysis.marks import find_events, find_foms, find_marks, within
 from joblens.analysis.node_context import find_idle_cores, find_traffic
 from joblens.analysis.nodes import COUNTERS, LEVELS, NodeSeries, Whole, find_nodes
-from joblens.analysis.processes import choose_processes, used_between, used_since_seen
+from joblens.analysis.processes import choose_processes, cpu_of, used_between, used_since_seen
 from joblens.analysis.rule_input import View
 from joblens.analysis.rules.batch import OUT_OF_MEMORY
 from joblens.analysis.rules.general import find
 from joblens.analysis.series.rates import gaps
 from joblens.analysis.series.timeline import longest_stretch, make_points
 from joblens.analysis.series.window import Cut
-from joblens.analysis.used import find_used
+from joblens.analysis.used import LARGEST_EXACT, find_used
 from joblens.analysis.verdict import verdict
 from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import EndedProcess
@@ -236,13 +236,26 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
         used.unsampled_seconds = find_unsampled(
             used.cpu_seconds, exact, _all(samples) if exact else [], facts.interval, whole.finish
         )
-        used.short_seconds = sum(cpu_of(it) for it in samples.merged if it.exact and not it.looks)
+        used.short_seconds = sum(cpu_of(it) or 0.0 for it in samples.merged if it.exact and not it.looks)
+        _raise_to_largest(used, _largest_process(samples))
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)
     used.forks = find_forks(reader, samples.around)
     moved = (used.read_bytes or 0.0) + (used.written_bytes or 0.0)
     used.device = find_device(reader, samples.around, moved) if used.blocked_share else ""
     return used
+
+
+def _largest_process(samples: _Samples) -> float:
+    if samples.only is not None:
+        return samples.only.largest_bytes
+    return max((it.memory_peak_bytes or 0 for it in samples.merged if it.exact), default=0)
+
+
+def _raise_to_largest(used: Used, largest: float) -> None:
+    """A job has no less memory than one of its processes, whose exact peak may be between two samples."""
+    if largest > (used.memory_peak_bytes or 0):
+        used.memory_peak_bytes, used.memory_from = int(largest), LARGEST_EXACT
 
 
 def _is_whole(part: tuple[float, float], end: JobEnd | None) -> bool:

@@ -25,7 +25,7 @@ VIEWS = ("processes", "threads", "operations", "tree", "gantt")
 _SORTS = ("cpu", "duration", "memory", "start")
 _OPERATION_SORTS: dict[str, Callable[[Any], float]] = {
     "cpu": lambda it: -(it.cpu_seconds or 0.0),
-    "duration": lambda it: -it.span_seconds,
+    "duration": lambda it: -(it.span_seconds or 0.0),
     "memory": lambda it: -(it.memory_peak_bytes or 0),
     "start": lambda it: it.began_seconds or 0.0,
 }

@@ -114,7 +114,10 @@ class Used(Part):
     system_seconds: Annotated[Amount | None, about("of these in the kernel")] = None
     cores_mean: Annotated[Amount | None, about("cores in use on average")] = None
     cores_peak: Annotated[Amount | None, about("cores in use at most, over a stretch of the timeline")] = None
-    memory_peak_bytes: Annotated[Amount | None, about("anonymous and shared memory at most")] = None
+    memory_peak_bytes: Annotated[
+        Amount | None,
+        about("anonymous and shared memory at most; no less than the exact peak of one of its processes"),
+    ] = None
     memory_from: Annotated[str | None, about("source of the peak: `samples`, `accounting`, …")] = None
     memory_mean_bytes: Annotated[Amount | None, about("the same on average")] = None
     read_bytes: Annotated[Amount | None, about("bytes from storage")] = None
@@ -292,7 +295,8 @@ class ProcessUse(Value, frozen=True):
     alike: Annotated[Amount | None, about("number of processes of the same program that are not listed")] = (
         None
     )
-    alike_cpu_seconds: Annotated[Amount | None, about("CPU time of these")] = None
+    alike_cpu_seconds: Annotated[Amount | None, about("CPU time of these, as far as it is known")] = None
+    alike_unknown: Annotated[Amount | None, about("number of these whose CPU time is unknown")] = None
 
 
 class Energy(Part):

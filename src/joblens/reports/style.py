@@ -12,7 +12,7 @@ WIDTH = 80  # of a pipe or a file
 _NARROWEST, _WIDEST = 50, 200
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 # One column each, as what they replace, so that the layout stays.
-_ASCII = str.maketrans("▁▂▃▄▅▆▇█░└├│─…–→×₂µ±·✓✗", "_.,:-=+#.`||-~->x2u~.+x")
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█░└├│─…–→×₂µ±·✓✗≥", "_.,:-=+#.`||-~->x2u~.+x>")
 
 
 class Style(NamedTuple):

@@ -8,6 +8,7 @@ from joblens.record.report import ProcessUse
 from joblens.reports.width import left, plain
 
 _MOST_LINES = 12
+_UNKNOWN, _AT_LEAST = "-", "≥"
 _MANY_ALIKE = 3  # calls of one program with other arguments that stand together
 _LEFT_BEHIND = " (left behind)"
 _MOST_PROCESSES = 200
@@ -22,8 +23,9 @@ class _Node:
         self.children: list[_Node] = []
         alike = int(process.alike or 0)  # others of the program, that are not kept one by one
         self.count = 1 + alike
-        self.cpu = float(process.cpu_seconds or 0) + float(process.alike_cpu_seconds or 0)
-        self.memory = int(process.memory_peak_bytes or 0)
+        self.cpu = _add(process.cpu_seconds, process.alike_cpu_seconds if alike else None)
+        self.is_less = bool(process.alike_unknown) or (alike > 0 and process.cpu_seconds is None)
+        self.memory = process.memory_peak_bytes
         self.threads = int(process.threads or 0)
         self.title = _program(process) if alike else _title(process)
         self.left_behind = bool(process.left_behind)
@@ -35,16 +37,26 @@ class _Node:
 
     @property
     def weight(self) -> float:
-        return self.cpu + sum(child.weight for child in self.children)
+        return (self.cpu or 0.0) + sum(child.weight for child in self.children)
 
     def take(self, other: _Node) -> None:
         """One like it: CPU adds up, of memory the largest is shown."""
         self.count += other.count
-        self.cpu += other.cpu
-        self.memory = max(self.memory, other.memory)
+        self.is_less = self.is_less or other.is_less or (self.cpu is None) != (other.cpu is None)
+        self.cpu = _add(self.cpu, other.cpu)
+        self.memory = _most(self.memory, other.memory)
         self.threads = max(self.threads, other.threads)
         self.left_behind = self.left_behind or other.left_behind
         self.children = _merged([*self.children, *other.children])
+
+
+def _add(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _most(*values: float | None) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def render_tree(processes: list[ProcessUse], width: int, unsampled: float = 0.0) -> list[str]:
@@ -58,7 +70,7 @@ def render_tree(processes: list[ProcessUse], width: int, unsampled: float = 0.0)
     if own:
         lines.append(_own_line(own, width))
     if unsampled:
-        lines.append(_line(" short-lived, not sampled", unsampled, "", 0, width))
+        lines.append(_line(" short-lived, not sampled", _seconds(unsampled), "", 0, width))
     return lines
 
 
@@ -127,23 +139,28 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         room = width - _FIGURES - (_THREADS if width >= _WIDE else 0) - 1
         head = head[: max(room - len(count) - _SHORTEST_TITLE, 1)]  # of one that is nested deeply
         title = plain(node.title, max(room - len(head) - len(count), _SHORTEST_TITLE))
-        lines.append(_line(head + title + count, node.cpu, render_bytes(node.memory), node.threads, width))
+        cpu = _seconds(node.cpu, _AT_LEAST if node.is_less else "")
+        lines.append(_line(head + title + count, cpu, _bytes(node.memory), node.threads, width))
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
 
 
 def _own_line(own: list[ProcessUse], width: int) -> str:
-    cpu = sum(float(process.cpu_seconds or 0) for process in own)
-    most = max(int(process.memory_peak_bytes or 0) for process in own)
+    cpu = _add(*(process.cpu_seconds for process in own))
+    most = _most(*(process.memory_peak_bytes for process in own))
     count = f" ×{len(own)}" if len(own) > 1 else ""
-    return _line(f" joblens itself{count}", cpu, render_bytes(most), 0, width)
+    return _line(f" joblens itself{count}", _seconds(cpu), _bytes(most), 0, width)
 
 
-def _line(name: str, cpu: float, memory: str, threads: int, width: int) -> str:
-    figures = f"{_seconds(cpu):>11} CPU {memory:>9}"
+def _line(name: str, cpu: str, memory: str, threads: int, width: int) -> str:
+    figures = f"{cpu:>11} CPU {memory:>9}"
     if width >= _WIDE:
         figures += f" {plain(threads, 4):>4} threads" if threads > 1 else " " * _THREADS
     return f"{left(name, width - len(figures) - 1)} {figures}".rstrip()
 
 
-def _seconds(seconds: float) -> str:
-    return plain(render_seconds(seconds), 11) if seconds else "0 s"
+def _seconds(seconds: float | None, before: str = "") -> str:
+    return _UNKNOWN if seconds is None else before + plain(render_seconds(seconds), 11 - len(before))
+
+
+def _bytes(count: float | None) -> str:
+    return _UNKNOWN if count is None else render_bytes(count)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from joblens.analysis.processes import cpu_of
 from joblens.api.from_tsdb import BusyError, SchedulerError
 from joblens.api.lookup import Tsdb, find_report, list_page
 from joblens.api.source import JobQuery, not_found
@@ -143,7 +144,7 @@ class View:
         found = self._store.processes(job.name)
         if len(found) <= _MOST_PROCESSES:
             return found
-        return sorted(found, key=_cpu_seconds, reverse=True)[:_MOST_PROCESSES]
+        return sorted(found, key=lambda it: cpu_of(it) or 0.0, reverse=True)[:_MOST_PROCESSES]
 
     def ends(self, id: str, kind: type[End], run: int | None, route: str) -> tuple[list[End], bool]:
         """Return what capture recorded at the end of processes or threads, and whether there is more."""
@@ -286,7 +287,3 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _item(labels: Sequence[str], key: Sequence[str], series: Series) -> SeriesItem:
     return SeriesItem(dict(zip(labels, key)), series.times, series.last, series.mean, series.peak)
-
-
-def _cpu_seconds(process: ProcessUse) -> float:
-    return (process.user_seconds or 0.0) + (process.system_seconds or 0.0)

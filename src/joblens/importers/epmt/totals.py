@@ -117,7 +117,8 @@ class Totals:
             all_of_it = self._programs.get(process.name, (0, 0)) if count else (0, 0)
             more = max(all_of_it[0] - count, 0)
             rest = max(all_of_it[1] / 1e6 - cpu, 0.0) if more else 0.0
-            found.append(process.replace(alike=more, alike_cpu_seconds=rest))
+            is_known = not more or process.cpu_seconds is not None  # of all, or of none of them
+            found.append(process.replace(alike=more, alike_cpu_seconds=rest if is_known else None))
         return found
 
     def _list(self, chunk: Chunk, by_process: dict[str, Numbers]) -> None:
