@@ -108,11 +108,13 @@ def _records(number: int, chance: random.Random) -> list[bytes]:
         f"{name}.o",
     ]
     end = {**own, "time": own["time"] + chance.randrange(2_000_000, 9_000_000), "status": 0}
-    found = [_record(FORK, [], **own), _record(EXEC, ["/usr/bin/cc"], **own), _record(START, texts, **own)]
+    peak = {**own, "peak_kib": 400}
+    found = [_record(FORK, [], **own), _record(EXEC, texts, **peak), _record(START, texts, **peak)]
     if number % 10 == 0:
         found.append(_record(THREAD, ["worker"], **{**usage, **own, "thread": own["pid"] + 1, "running": 0}))
     found.append(_record(END, [], **{**usage, **end, "children_user": 0, "children_system": 0}))
-    found.append(_record(WAIT, [], **{**usage, **end, "pid": 1, "start": 1, "child": own["pid"]}))
+    waited = {"child": own["pid"], "own_user": usage["user"], "own_system": usage["system"]}
+    found.append(_record(WAIT, [], **{**usage, **end, "pid": 1, "start": 1, **waited}))
     return found
 
 

@@ -36,8 +36,11 @@ def test_an_own_record_replaces_what_a_sample_saw() -> None:
     assert found.last == 4.0
     assert describe_process(found, 4.0, Alike(0, 0.0)).left_behind is False
     assert describe_process(found.replace(last=9.0), 4.0, Alike(0, 0.0)).left_behind is True
-    (found,) = merge_ended([sampled(7, 70)], [own._replace(time_slices=None)])
-    assert (found.name, found.memory_peak_bytes) == ("x", None), "by who waited for it"
+    killed = own._replace(time_slices=None, threads=None, memory_peak_bytes=None)
+    (found,) = merge_ended([sampled(7, 70).replace(memory_peak_bytes=70)], [killed])
+    assert (found.name, found.memory_peak_bytes) == ("prog", 70), "its exec names it"
+    (found,) = merge_ended([sampled(7, 70)], [own._replace(start=0, name="parent")])
+    assert found.name == "x", "by who waited for it"
 
 
 def test_process_without_a_start_is_found_by_its_pid() -> None:
@@ -74,17 +77,18 @@ def test_programs_without_the_library_are_named() -> None:
     outside = {"programs": 0, "time_slices": None}
     shell = captured(1, 0, "/bin/sh")
     killed_before_its_program = captured(2, 1, "/bin/sh", **outside)
+    spawned = captured(8, 1, "/opt/other", name="other", start=0, **outside)
     killed = captured(3, 1, "/bin/sleep", time_slices=None)
     subshell = captured(4, 1, "/bin/sh", programs=0)
     static = captured(5, 1, "/opt/static", name="static", **outside)
     command = ended(6, 0)._replace(name="unknown", began_seconds=None)
     others = [shell, killed_before_its_program, killed, subshell]
     assert find_outside(others) == []
-    found = find_outside([*others, static, command])
-    assert found == [static, command]
-    merged = merge_ended([sampled(6, 60).replace(name="go")], [*others, static, command])
+    found = find_outside([*others, static, command, spawned])
+    assert found == [static, command, spawned]
+    merged = merge_ended([sampled(6, 60).replace(name="go")], [*others, static, command, spawned])
     (said,) = describe_unseen(found, merged)
-    assert said.startswith("programs without the library of capture: static, go; of processes that they")
+    assert said.startswith("programs without the library of capture: static, go, other; of processes")
     assert find_outside([static, by_kernel(9, 90)]) == [], "an agent of root reports all"
     assert describe_unseen([], merged) == []
 
@@ -104,18 +108,13 @@ def test_both_sources_are_one_process() -> None:
 
 
 def test_the_figures_of_who_waited() -> None:
-    """They are complete, and kept if the program has no children: those are processes of their own for the
-    agent. Else they are the agent's."""
-    waited, kernel = ended(7, 70)._replace(user_seconds=9.0), by_kernel(7, 70)._replace(read_bytes=5)
-    other = by_kernel(8, 80)._replace(parent=7)
-    for rows, expected in (
-        ([waited, kernel], 9.0),
-        ([waited, kernel, other._replace(node="m")], 9.0),
-        ([waited, kernel, other], 2.0),
-        ([other, kernel, waited], 2.0),
-    ):
+    """They are complete. What is unknown there, because it would include children, is the agent's."""
+    waited = ended(7, 70)._replace(user_seconds=9.0)
+    kernel = by_kernel(7, 70)._replace(read_bytes=5, memory_peak_bytes=900)
+    for rows in ([waited, kernel], [by_kernel(8, 80)._replace(parent=7), kernel, waited]):
         found = next(it for it in merge_sources(rows) if it.pid == 7)
-        assert (found.user_seconds, found.exact, found.read_bytes, found.source) == (expected, 1, 5, "")
+        assert (found.user_seconds, found.exact, found.source) == (9.0, 1, "")
+        assert (found.read_bytes, found.memory_peak_bytes) == (5, 900)
 
 
 def test_a_static_program_that_both_have() -> None:

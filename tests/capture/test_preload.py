@@ -134,6 +134,46 @@ PROGRAMS = {
     "execl": (
         'int main(){ char *e[] = {"A=17", 0}; execle("/bin/sh", "sh", "-c", "exit $A", (char *)0, e); }', 17
     ),
+    "all ways to wait": (
+        ("volatile int last; void *f(void *a){ int s; return (void *)(long)(wait(&s) > 0); }"
+        "pid_t begin(int code){ pid_t p = fork(); if (!p) _exit(code); return p; }"
+        "int main(){ int s; siginfo_t i; struct rusage u; pid_t p, q;"
+        "if (waitpid(-1, &s, 0) != -1 || errno != ECHILD || waitpid(-1, &s, 1 << 20) != -1 || errno != EINVAL"
+        "|| waitpid(1, &s, WNOHANG) != -1 || errno != ECHILD) return 1;"
+        "p = fork(); if (!p) { pause(); } if (waitpid(p, &s, WNOHANG) || waitpid(-1, 0, WNOHANG)) return 2;"
+        "kill(p, SIGSTOP); if (waitpid(-1, &s, WUNTRACED) != p || !WIFSTOPPED(s)) return 3;"
+        "if (waitpid(p, &s, WNOHANG | WUNTRACED)) return 4;"
+        "kill(p, SIGCONT); if (waitpid(p, &s, WCONTINUED) != p || !WIFCONTINUED(s)) return 5;"
+        "kill(p, SIGKILL); if (waitpid(0, &s, 0) != p || WTERMSIG(s) != SIGKILL) return 6;"
+        "p = fork(); if (!p) { setpgid(0, 0); _exit(7); } setpgid(p, p);"
+        "if (waitpid(-p, &s, 0) != p || WEXITSTATUS(s) != 7) return 7;"
+        "p = begin(8); if (waitid(P_PID, p, &i, WEXITED | WNOWAIT) || i.si_status != 8) return 8;"
+        "memset(&i, 0, sizeof i);"
+        "if (waitid(P_ALL, 0, &i, WEXITED) || i.si_pid != p || i.si_status != 8) return 9;"
+        "if (waitid(P_ALL, 0, &i, WEXITED | WNOHANG) != -1 || errno != ECHILD) return 10;"
+        "p = fork(); if (!p) pause(); i.si_pid = 1;"
+        "if (waitid(P_PID, p, &i, WEXITED | WNOHANG) || i.si_pid) return 11;"
+        "kill(p, SIGKILL); if (waitid(P_PID, p, 0, WEXITED)) return 12;"
+        "p = begin(1); q = begin(2); if (wait3(&s, 0, &u) <= 0 || wait(0) <= 0 || wait(0) != -1) return 13;"
+        "for (int n = 0; n < 200; n++) { pthread_t t[2]; void *r[2]; p = begin(1); q = begin(2);"
+        "for (int k = 0; k < 2; k++) pthread_create(t + k, 0, f, 0);"
+        "for (int k = 0; k < 2; k++) pthread_join(t[k], r + k); if (!r[0] || !r[1]) return 14; }"
+        "struct sigaction none = {.sa_handler = SIG_IGN}; sigaction(SIGCHLD, &none, 0); begin(1);"
+        "return wait(&s) == -1 && errno == ECHILD ? 22 : 15; }"),
+        22,
+    ),
+    "cancelled wait": (
+        ("void *f(void *a){ int s; wait(&s); return 0; } int main(){ pthread_t t; void *r; pid_t p = fork();"
+        "if (!p) pause(); pthread_create(&t, 0, f, 0); usleep(1000); pthread_cancel(t); pthread_join(t, &r);"
+        "kill(p, SIGKILL); return r == PTHREAD_CANCELED && wait(0) == p ? 23 : 1; }"),
+        23,
+    ),
+    "interrupted wait": (
+        ("void h(int n){} int main(){ struct sigaction a = {.sa_handler = h}; sigaction(SIGALRM, &a, 0);"
+        "pid_t p = fork(); if (!p) pause(); ualarm(2000, 2000); int s, r = wait(&s), e = errno;"
+        "kill(p, SIGKILL); ualarm(0, 0); return r == -1 && e == EINTR && wait(0) == p ? 24 : 1; }"),
+        24,
+    ),
     "wait status and usage": (
         ("int main(){ struct rusage u; int s; pid_t p = fork(); if (!p) { busy(20); raise(SIGKILL); }"
         "if (wait4(p, &s, 0, &u) != p || !WIFSIGNALED(s) || u.ru_utime.tv_usec + u.ru_stime.tv_usec < 15000)"
@@ -186,6 +226,88 @@ def test_killed_static_and_cleared_programs(preload: str, tmp_path: Path) -> Non
         assert 50_000 <= process.usage["user"] + process.usage["system"] < 500_000
     killed = [it for it in found.processes if it.usage.get("status") == signal.SIGKILL]
     assert [it.exact for it in killed] == [True]
+
+
+_PARENTS = """int main(int n, char **v) { /* a child uses 60 ms and 40 MiB, its parent 30 ms and little */
+  int s; pid_t p = fork();
+  if (!p) {
+    busy(60); volatile char *a = malloc(40 << 20);
+    for (int n = 0; n < 40 << 20; n++) a[n] = 1;
+    _exit(0);
+  }
+  waitpid(p, &s, 0); busy(30);
+  if (n > 1) raise(SIGKILL);
+  return 5; }"""
+
+
+def test_usage_of_children_is_theirs(preload: str, tmp_path: Path) -> None:
+    """A process without a record of its own end has not the CPU time and memory of its children, which may
+    have rows: a static program's have none, a killed one's have."""
+    program = compile_program(tmp_path, _HEAD + _PARENTS)
+    static = str(Path(program).rename(tmp_path / "dynamic").with_name("program"))
+    compile_program(tmp_path, _HEAD + _PARENTS, "-static")
+    script = f"{static}; {tmp_path}/dynamic killed; {static} killed; exit 3"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = run_captured(preload, tmp_path, ["/bin/bash", "-c", script])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    parents = [*found.named("program"), *(it for it in found.named("dynamic") if it.usage["status"] == 9)]
+    (child,) = [it for it in found.named("dynamic") if it.usage["status"] == 0]
+    assert [it.exact for it in found.processes] == [True] * 5
+    for process in parents:
+        assert 30_000 <= process.usage["user"] + process.usage["system"] < 60_000
+        assert "peak_kib" not in process.usage
+        assert "minor_faults" not in process.usage
+    assert child.usage["user"] + child.usage["system"] >= 60_000
+    assert child.usage["peak_kib"] >= 40 << 10
+    unseen = [  # the children of the static programs
+        sum(record.fields[name] - record.fields[f"own_{name}"] for name in ("user", "system"))
+        for record in found.records
+        if record.kind == "W" and record.fields["child"] in {it.pid for it in found.named("program")}
+    ]
+    assert all(used >= 60_000 for used in unseen)
+    whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    parts = sum(it.usage["user"] + it.usage["system"] for it in found.processes) + sum(unseen)
+    assert parts / 1e6 == pytest.approx(whole, rel=0.01, abs=0.003)
+
+
+def test_the_last_program_names_a_process(preload: str, tmp_path: Path) -> None:
+    """Also if it is static: exec and posix_spawn have its arguments, and the tags, rank and folder that it
+    gets. Those of a program with an empty environment are those of the one that executes it."""
+    static = compile_program(tmp_path, _HEAD + "int main(){ return 5; }", "-static")
+    script = f"""cd /; export JOBLENS_PROCESS_TAGS=op:a; {static} --token one; env -i {static} two
+        export JOBLENS_PROCESS_TAGS=op:b
+        (exec nice {static} three); (exec env nice sh -c 'exec {static} four')
+        unset JOBLENS_PROCESS_TAGS; {static} five; exec {sys.executable} -c "import os
+more = {{**os.environ, 'JOBLENS_PROCESS_TAGS': 'op:c'}}
+os.waitpid(os.posix_spawn('{static}', ['program', 'six'], more), 0); os._exit(3)"
+        """
+    found = run_captured(preload, tmp_path, ["/bin/bash", "-c", script], SLURM_PROCID="3", SLURM_STEP_ID="1")
+    assert found.code == 3
+    named = found.named("program")
+    assert [it.command.removeprefix(static).removeprefix("program") for it in named] == [
+        " --token ***", " two", " three", " four", " five", " six",
+    ]  # fmt: skip
+    assert [it.tags for it in named] == ["op:a", "op:a", "op:b", "op:b", "", "op:c"]
+    assert [(it.executable, it.rank, it.step, it.exact) for it in named] == [(static, "3", "1", True)] * 6
+    assert [it.folder for it in named] == ["/"] * 5 + [""]
+
+
+def test_peak_memory_of_a_killed_process(preload: str, tmp_path: Path) -> None:
+    """It is that of the program, where that has had more than the process before; otherwise it is unknown."""
+    script = (
+        f"import os, signal, sys\n"
+        f"text = bytes(range(256)) * (200 << 12)\n"
+        f"for words in (['sleep', '99'], [{sys.executable!r}, '-c', 'text = bytes(range(256)) * (400 << 12);"
+        f" import os; os.kill(os.getpid(), 9)']):\n"
+        f"    child = os.posix_spawnp(words[0], words, os.environ)\n"
+        f"    words[0] == 'sleep' and os.kill(child, signal.SIGKILL)\n"
+        f"    os.waitpid(child, 0)\n"
+    )
+    found = run_captured(preload, tmp_path, [sys.executable, "-c", script])
+    small, large = [it for it in found.processes if it.usage.get("status") == signal.SIGKILL]
+    assert (small.name, small.exact, small.usage.get("peak_kib")) == ("sleep", True, None)
+    assert large.exact
+    assert 400 << 10 < large.usage["peak_kib"] < 500 << 10
 
 
 def test_cpu_time_adds_up_to_that_of_the_kernel(preload: str, tmp_path: Path) -> None:

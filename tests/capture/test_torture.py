@@ -22,7 +22,7 @@ import pytest
 from joblens.agent.sampler import Sampler
 from joblens.capture.library import capture_environment
 from joblens.capture.processes import Merger
-from joblens.capture.records import parse_records
+from joblens.capture.records import WAIT, parse_records
 from joblens.capture.sets import process_rows, thread_rows
 from joblens.collectors.ends.source import KernelEnds
 from joblens.core.config import AttributionSettings, CollectorSettings, PushSettings, Settings
@@ -74,7 +74,7 @@ def cpu_of_children() -> float:
 @pytest.mark.usefixtures("adopts")
 def test_with_the_library(torture: Torture, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Output and exit codes are those without it. Each process is exact but those that only a static program
-    waits for, which are not recorded. CPU time is that of the kernel."""
+    waits for: of these, the record of that program has the CPU time. It adds up to that of the kernel."""
     preload = library(tmp_path_factory.mktemp("library"))
     few = {**os.environ, "SHORT": "10"}
     plain = subprocess.run(torture.command, capture_output=True, check=False, cwd=tmp_path, env=few)
@@ -88,9 +88,12 @@ def test_with_the_library(torture: Torture, tmp_path: Path, tmp_path_factory: py
     unseen = 100  # children of the static storm
     assert len(found.processes) == torture.processes - unseen
     assert [it.name for it in found.processes if not it.exact] == []
-    assert sum(it.usage["user"] + it.usage["system"] for it in found.processes) / 1e6 == pytest.approx(
-        whole, rel=0.01, abs=0.005
-    )
+    (storm,) = [it for it in found.processes if it.command.endswith("static storm 100")]
+    (waited,) = [it.fields for it in found.records if it.fields.get("child") == storm.pid and it.kind == WAIT]
+    of_unseen = sum(waited[name] - waited[f"own_{name}"] for name in ("user", "system"))
+    assert of_unseen > 0
+    used = sum(it.usage["user"] + it.usage["system"] for it in found.processes)
+    assert (used + of_unseen) / 1e6 == pytest.approx(whole, rel=0.01, abs=0.005)
     assert found.damage.places == 0
     (threaded,) = [it for it in found.processes if it.command.endswith(" threads")]
     assert len([it for it in found.threads if it.pid == threaded.pid and it.thread != it.pid]) == _THREADS

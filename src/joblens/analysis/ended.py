@@ -107,9 +107,7 @@ def find_outside(ended: list[EndedProcess]) -> list[EndedProcess]:
         return []
     programs = {(it.node, it.pid): it.executable for it in ended}
     return [
-        it
-        for it in found
-        if (it.executable != programs.get((it.node, it.parent)) if it.start else it.began_seconds is None)
+        it for it in found if it.began_seconds is None or it.executable != programs.get((it.node, it.parent))
     ]
 
 
@@ -155,7 +153,7 @@ def _more_exact(process: ProcessUse, end: EndedProcess) -> ProcessUse:
         return process
     exact = as_process_use(end)
     known = {name: getattr(exact, name) for name in _EXACT if getattr(exact, name) is not None}
-    if end.time_slices is not None or end.source:  # by its own record, and not by who waited for it
+    if end.start or end.source:  # by a record of its own, and not by who waited for it
         known |= {name: getattr(exact, name) for name in _OWN if getattr(exact, name)}
     ended = {"last": end.ended_seconds} if end.ended_seconds else {}
     return process.replace(exact=True, **known, **ended)

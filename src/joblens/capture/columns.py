@@ -24,7 +24,6 @@ from joblens.capture.processes import (
     NO_PROGRAM,
     Program,
     make_program,
-    make_spawned,
     scale_counts,
     split_texts,
     sum_counts,
@@ -153,19 +152,18 @@ class NativeReader(ColumnReader):
     def _state(self) -> MergedRecords:
         *columns, texts = counter_file.native.merged_records(self._records)
         found = [numpy.frombuffer(column, dtype=numpy.int64) for column in columns]
-        pid, start, parent, born, group, session, uid, program, following, *found = found
-        images, began, ended, end, is_last, wait, bases, heads, *found = found
+        pid, start, parent, group, session, uid, program, following, *found = found
+        images, began, ended, end, is_last, wait, peak_before, heads, *found = found
         thread_process, thread_start, thread_image, thread_counts, thread_name, *found = found
-        count_process, count_image, writers, waits, ends, threads, counts, text_ends = found
+        count_process, count_image, _, waits, ends, threads, counts, text_ends = found
         decoder = _Decoder(texts, text_ends.tolist())
         names, name = decoder.first_texts(thread_name)
-        programs = decoder.programs(bases.tolist(), heads.tolist())
         return MergedRecords(
             {"pid": pid, "start": start, "parent": parent, "group": group, "session": session, "uid": uid},
-            born != 0, *decoder.replace(program, programs, following), images, began, ended, end,
-            is_last != 0, wait, writers, _rows(END, ends), _rows(WAIT, waits), _rows(THREAD, threads),
-            [thread_process, thread_start, thread_image, thread_counts], name, names, _rows(COUNTS, counts),
-            [count_process, count_image],
+            numpy.where(following != 0, following, program), decoder.programs(heads.tolist()), images, began,
+            ended, end, is_last != 0, wait, peak_before, _rows(END, ends), _rows(WAIT, waits),
+            _rows(THREAD, threads), [thread_process, thread_start, thread_image, thread_counts], name, names,
+            _rows(COUNTS, counts), [count_process, count_image],
         )  # fmt: skip
 
 
@@ -197,30 +195,9 @@ class _Decoder:
         distinct, places = numpy.unique(numbers, return_inverse=True)
         return [next(iter(self.split(it)), "") for it in distinct.tolist()], places
 
-    def programs(self, bases: list[int], texts: list[int]) -> list[Program]:
-        """Return them by their numbers. A spawned one is another with other texts."""
-        found = [NO_PROGRAM]
-        for base, number in zip(bases, texts):
-            words = self.split(number)
-            if base == NONE:
-                found.append(make_program(words, self._share))
-            else:
-                found.append(make_spawned(found[base], words, self._share))
-        return found
-
-    def replace(
-        self, program: Numbers, programs: list[Program], following: Numbers
-    ) -> tuple[Numbers, list[Program]]:
-        """A program that was executed and is not captured replaces the one before."""
-        program, made = program.copy(), dict[tuple[int, int], int]()
-        for place in numpy.flatnonzero(following != NONE).tolist():
-            key = int(program[place]), int(following[place])
-            if key not in made:
-                made[key] = len(programs)
-                text = self._share(self.split(key[1])[0])
-                programs.append(programs[key[0]]._replace(executable=text, command=text))
-            program[place] = made[key]
-        return program, programs
+    def programs(self, texts: list[int]) -> list[Program]:
+        """Return them by their numbers."""
+        return [NO_PROGRAM, *(make_program(self.split(number), self._share) for number in texts)]
 
 
 class _Processes:
@@ -232,13 +209,16 @@ class _Processes:
 
     def columns(self) -> ProcessColumns:
         state, end, wait = self._state, self._of_end, self._of_wait
-        is_waited = wait("user") != ABSENT
-        is_exact = ((state.end != NONE) & ~state.is_last) | is_waited
+        is_own = (wait("own_user") != ABSENT) & (wait("own_system") != ABSENT)
+        is_alone = is_own & (wait("own_user") == wait("user")) & (wait("own_system") == wait("system"))
+        is_known = is_alone & (state.peak_before != ABSENT) & (wait("peak_kib") > state.peak_before)
+        is_exact = ((state.end != NONE) & ~state.is_last) | is_own
         code, signal = _how_ended(_first(wait("status"), end("status")))
         values = [
             state.began, state.ended, is_exact.astype(numpy.int64), code, signal, state.images,
-            end("threads"), _first(end("peak_kib"), wait("peak_kib")), self._cpu_time("user", is_waited),
-            self._cpu_time("system", is_waited), *(_first(end(name), wait(name)) for name in _GIVEN),
+            end("threads"), _first(end("peak_kib"), numpy.where(is_known, wait("peak_kib"), ABSENT)),
+            self._cpu_time("user", is_own), self._cpu_time("system", is_own),
+            *(_first(end(name), numpy.where(is_alone, wait(name), ABSENT)) for name in _GIVEN),
             *self._counts(),
         ]  # fmt: skip
         return ProcessColumns(state.keys, state.program, state.programs, values)
@@ -249,41 +229,12 @@ class _Processes:
     def _of_wait(self, name: str) -> Numbers:
         return _chosen(self._state.waits, self._state.wait, _PLACES[WAIT].get(name))
 
-    def _cpu_time(self, name: str, is_waited: Numbers) -> Numbers:
-        """Return user or system time. What a parent has waited for includes waited-for children."""
+    def _cpu_time(self, name: str, is_own: Numbers) -> Numbers:
+        """Return user or system time. Without that of the process alone, children are subtracted."""
         own, below, whole = self._of_end(name), self._of_end(f"children_{name}"), self._of_wait(name)
-        waited = self._sum_waited(name) + self._sum_unwaited(self._find_outside(is_waited), own, below)
-        children = numpy.where(below == ABSENT, waited, below)
-        exact = numpy.maximum(whole - children, _or_zero(own))
-        return numpy.where(whole != ABSENT, exact, own)
-
-    def _sum_waited(self, name: str) -> Numbers:
-        """Return what each process has waited for."""
-        known = self._state.writers != NONE
-        used = self._state.waits[known, _PLACES[WAIT][name]]
-        return self._sum(self._state.writers[known], _or_zero(used))
-
-    def _find_outside(self, is_waited: Numbers) -> Numbers:
-        """Return for each process its parent, if that is without the library and was waited for."""
-        state, pid = self._state, self._state.keys["pid"]
-        places = {int(pid[it]): it for it in numpy.flatnonzero(is_waited & ~state.is_captured).tolist()}
-        found = numpy.full(self._count, NONE, dtype=numpy.int64)
-        if places:
-            found[:] = [places.get(parent, NONE) for parent in state.keys["parent"].tolist()]
-        unwaited = (state.wait == NONE) & (state.end != NONE)
-        return numpy.where(unwaited, found, NONE)
-
-    def _sum_unwaited(self, outside: Numbers, own: Numbers, below: Numbers) -> Numbers:
-        chosen = outside != NONE
-        return self._sum(outside[chosen], (_or_zero(own) + _or_zero(below))[chosen])
-
-    def _sum(self, owners: Numbers, values: Numbers) -> Numbers:
-        """Return the sum of the values of each process, at most the largest number that is known: what is
-        rounded says where 64 bits were not enough."""
-        sums = numpy.zeros(self._count, dtype=numpy.int64)
-        numpy.add.at(sums, owners, values)
-        rounded = numpy.bincount(owners, weights=values, minlength=self._count)
-        return numpy.where(rounded > 1.4 * MOST, MOST - 1, numpy.minimum(sums, MOST - 1))
+        is_both = (whole != ABSENT) & (below != ABSENT)
+        found = numpy.where(is_both, numpy.maximum(whole - _or_zero(below), _or_zero(own)), own)
+        return numpy.where(is_own, self._of_wait(f"own_{name}"), found)
 
     def _counts(self) -> list[Numbers]:
         of_process: dict[int, list[dict[str, int]]] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from joblens.capture.processes import NO_PROGRAM, Program, make_program, make_spawned, split_texts
+from joblens.capture.processes import NO_PROGRAM, Program, make_program, split_texts
 from joblens.capture.records import (
     COUNTS,
     END,
@@ -45,7 +45,6 @@ class MergedRecords(NamedTuple):
     """Processes by their number, and the records that belong to them by their rows."""
 
     keys: dict[str, Numbers]
-    is_captured: Any
     program: Numbers
     programs: list[Program]
     images: Numbers
@@ -54,7 +53,7 @@ class MergedRecords(NamedTuple):
     end: Numbers  # row of its end, or NONE
     is_last: Any  # whether the program restricts its system calls since then
     wait: Numbers  # row of the wait for it, or NONE
-    writers: Numbers  # of each wait: the process that waited, or NONE
+    peak_before: Numbers  # memory before its program
     ends: Numbers
     waits: Numbers
     threads: Numbers
@@ -118,7 +117,8 @@ class Merge:
         self._parent: list[int] = []
         self._born: list[int] = []  # a start, or after all of these a fork
         self._program: list[Program] = []
-        self._next: list[str] = []  # program that it executes, if that is not captured
+        self._next: list[Program | None] = []  # that it executes, if that is not captured
+        self._peak: list[int] = []  # of memory, before its program
         self._images: list[int] = []
         self._began: list[int] = []
         self._ended: list[int] = []
@@ -143,10 +143,10 @@ class Merge:
             self._programs = {}
 
     def _rows(self, kind: str, block: Numbers) -> Iterable[tuple[int, ...]]:
-        """Yield of each record its place, time, pid, start, parent, child and time before that started."""
+        """Yield of each record its place, time, pid, start, parent, child, time before, and memory."""
         first, places = self._kinds[kind].count, self._kinds[kind].places
         columns: list[Iterable[int]] = [range(first, first + len(block))]
-        for name in ("time", "pid", "start", "parent", "child", "before"):
+        for name in ("time", "pid", "start", "parent", "child", "before", "peak_kib"):
             if name not in places:
                 columns.append([0] * len(block))
                 continue
@@ -167,7 +167,8 @@ class Merge:
         self._parent.append(parent)
         self._born.append(NONE)
         self._program.append(NO_PROGRAM)
-        self._next.append("")
+        self._next.append(None)
+        self._peak.append(ABSENT)
         self._images.append(0)
         self._began.append(ABSENT)
         self._ended.append(ABSENT)
@@ -194,13 +195,20 @@ class Merge:
     def _text(self, text: str) -> str:
         return self._shared.setdefault(text, text)
 
-    def _take_start(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
-        number = self._find(pid, start, parent)
-        data = self._texts(START, row)
+    def _make_program(self, data: bytes) -> Program:
         program = self._programs.get(data)
         if program is None:
             program = self._programs[data] = make_program(split_texts(data), self._text)
-        self._program[number], self._next[number] = program, ""
+        return program
+
+    def _make_named(self, data: bytes) -> Program | None:
+        return self._make_program(data) if data.find(b"\0") > 0 else None
+
+    def _take_start(self, *record: int) -> None:
+        row, time, pid, start, parent, _, _, peak = record
+        number = self._find(pid, start, parent)
+        self._program[number], self._next[number] = self._make_program(self._texts(START, row)), None
+        self._peak[number] = peak
         self._images[number] += 1
         self._born[number] = row
         self._parent[number] = self._parent[number] or parent
@@ -211,40 +219,41 @@ class Merge:
         number = self._find(pid, start, parent)
         if above is not None and not self._images[number]:
             self._program[number] = self._program[above]
+        self._peak[number] = 0
         self._born[number] = _OTHER + row
         self._parent[number] = self._parent[number] or parent
         self._see(number, time)
 
-    def _take_exec(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
+    def _take_exec(self, *record: int) -> None:
+        row, time, pid, start, parent, _, _, peak = record
         number = self._find(pid, start, parent)
         self._see(number, time)
-        texts = split_texts(self._texts(EXEC, row))
-        self._next[number] = self._text(texts[0]) if texts else ""
+        self._next[number] = self._make_named(self._texts(EXEC, row))
+        self._peak[number] = peak
 
     def _take_failed_exec(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
-        self._next[self._find(pid, start, parent)] = ""
+        self._next[self._find(pid, start, parent)] = None
 
     def _take_spawn(self, *record: int) -> None:
-        row, _, pid, _, _, child, before = record
+        row, _, pid, _, _, child, before, peak = record
         if not 0 <= child < MOST_PID:
             return
         number = self._by_pid.get(child)
         if number is None or (self._wait[number] != NONE and max(self._ended[number], 0) < before):
             number = self._new(child, 0, pid)
-        if not self._program[number].executable:
-            texts = split_texts(self._texts(SPAWN, row))
-            self._program[number] = make_spawned(self._program[number], texts, self._text)
+        if not self._images[number] and self._next[number] is None:
+            self._next[number] = self._make_named(self._texts(SPAWN, row))
+            self._peak[number] = peak
         self._see(number, before)
 
     def _take_wait(self, *record: int) -> None:
-        row, time, pid, start, parent, child, _ = record
+        row, time, pid, start, parent, child, *_ = record
         if not 0 <= child < MOST_PID:
             return
         writer = self._find(pid, start, parent) if pid else NONE
         number = self._by_pid.get(child)
-        if number is not None and self._is_same_wait(number, writer, row):
-            self._writers.pop(self._wait[number], None)
-        elif number is None or self._wait[number] != NONE:
+        is_same = number is not None and self._is_same_wait(number, writer, row)
+        if number is None or (self._wait[number] != NONE and not is_same):
             number = self._new(child, 0, pid)
             self._program[number] = NO_PROGRAM if writer == NONE else self._program[writer]
         self._wait[number], self._ended[number] = row, time
@@ -258,7 +267,8 @@ class Merge:
             return False
         kind = self._kinds[WAIT]
         now, first = kind.row(row), kind.places[ENDING[0]]
-        return now[kind.places["user"]] != ABSENT and kind.row(before)[first:] == now[first:]
+        last = first + len(ENDING)
+        return now[kind.places["user"]] != ABSENT and kind.row(before)[first:last] == now[first:last]
 
     def _take_end(self, row: int, time: int, pid: int, start: int, parent: int, *_: int) -> None:
         number = self._find(pid, start, parent)
@@ -292,14 +302,13 @@ class Merge:
         names: dict[str, int] = {}
         name = _array([names.setdefault(it, len(names)) for it in self._thread_names])
         programs: dict[Program, int] = {}
-        program = [programs.setdefault(it, len(programs)) for it in self._named_programs()]
+        last = [following or program for program, following in zip(self._program, self._next)]
+        program = [programs.setdefault(it, len(programs)) for it in last]
         counts = [_array(list(column)) for column in zip(*self._counts)] or [_array([])] * 3
-        writers = numpy.full(self._kinds[WAIT].count, NONE, dtype=numpy.int64)
-        writers[list(self._writers)] = list(self._writers.values())
         return MergedRecords(
-            self._keys(), _array(self._born) != NONE, _array(program), list(programs), _array(self._images),
-            _array(self._began), _array(self._ended), numpy.where(is_last, end - _OTHER + len(ends), end),
-            is_last, _array(self._wait), writers, numpy.concatenate([ends, lasts]),
+            self._keys(), _array(program), list(programs), _array(self._images), _array(self._began),
+            _array(self._ended), numpy.where(is_last, end - _OTHER + len(ends), end), is_last,
+            _array(self._wait), _array(self._peak), numpy.concatenate([ends, lasts]),
             self._kinds[WAIT].matrix(), self._kinds[THREAD].matrix()[threads[0]], threads[1:], name,
             list(names), self._kinds[COUNTS].matrix()[counts[2]], counts[:2],
         )  # fmt: skip
@@ -311,14 +320,6 @@ class Merge:
             found = chosen.column(name)
             keys[name] = numpy.where(found == ABSENT, otherwise, found)
         return keys
-
-    def _named_programs(self) -> list[Program]:
-        """A program that was executed and is not captured replaces the one before."""
-        found = self._program
-        for number, text in enumerate(self._next):
-            if text:
-                found[number] = found[number]._replace(executable=text, command=text)
-        return found
 
 
 class _Chosen:

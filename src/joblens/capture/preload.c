@@ -39,6 +39,7 @@
 #define LIMIT_MARGIN (64 << 10)
 #define MOST_THREADS 4096
 #define MOST_ARGUMENTS 2048
+#define LARGEST_EXEC 2048 /* a child of vfork(2) may have a small stack */
 #define SLOTS 128
 #define COUNTED_THREADS 64 /* at a time: each takes a descriptor per event */
 #define EVENTS 6
@@ -824,14 +825,82 @@ static void put_arguments(struct record *record, char *const *arguments) {
   }
 }
 
-/* The program that a process becomes. An argument list of a child of vfork(2) stays out: it may be large. */
-static int note_exec(const char *path) {
-  unsigned char buffer[SMALL];
+/* What the environment of a program says of it. */
+
+static const char *const variables[] = {"JOBLENS_CAPTURE=", "JOBLENS_PROCESS_TAGS=", "PAPIEX_TAGS=",
+                                        "SLURM_PROCID=",    "OMPI_COMM_WORLD_RANK=", "PMI_RANK=",
+                                        "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID=",
+                                        "JOBLENS_COUNTERS=", "JOBLENS_MASK="};
+enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, COUNTERS, MASK, VARIABLES };
+
+static struct {
+  char tags[401], rank[21], step[41];
+} labels; /* of this program: the environment of another may be empty */
+
+static void find_variables(char *const *environment, const char **values) {
+  for (; environment && *environment; environment++) {
+    char first = **environment;
+    if (first != 'J' && first != 'P' && first != 'S' && first != 'O' && first != 'F') continue;
+    for (int n = 0; n < VARIABLES; n++) {
+      size_t length = strlen(variables[n]);
+      if (!values[n] && !strncmp(*environment, variables[n], length)) values[n] = *environment + length;
+    }
+  }
+}
+
+static const char *first_known(const char **values, int from, int to) {
+  for (int n = from; n <= to; n++)
+    if (values[n]) return values[n];
+  return "";
+}
+
+static void copy_text(char *target, const char *text, unsigned room) {
+  unsigned length = 0;
+  for (; length < room - 1 && text[length]; length++) target[length] = text[length];
+  target[length] = 0;
+}
+
+static void choose_labels(const char **values) {
+  copy_text(labels.tags, first_known(values, TAGS, PAPIEX), sizeof labels.tags);
+  copy_text(labels.rank, first_known(values, PROCID, FLUX), sizeof labels.rank);
+  copy_text(labels.step, first_known(values, STEP, STEP), sizeof labels.step);
+}
+
+/* Tags, rank and step of another program: by its environment if that is complete, else those of this one. */
+static void put_labels(struct record *record, char *const *environment) {
+  const char *values[VARIABLES] = {0};
+  find_variables(environment, values);
+  put_text(record, values[CAPTURE] ? first_known(values, TAGS, PAPIEX) : labels.tags, sizeof labels.tags - 1);
+  put_text(record, values[CAPTURE] ? first_known(values, PROCID, FLUX) : labels.rank, sizeof labels.rank - 1);
+  put_text(record, values[CAPTURE] ? first_known(values, STEP, STEP) : labels.step, sizeof labels.step - 1);
+}
+
+static void put_cwd(struct record *record) {
+  char target[SMALL];
+  if (CALL(SYS_getcwd, target, sizeof target, 0, 0) <= 0) *target = 0;
+  put_text(record, target, sizeof target);
+}
+
+/* The kernel's peak of memory of a program begins with what the process has had before. */
+static void put_peak(struct record *record) {
+  struct rusage usage;
+  memset(&usage, 0, sizeof usage);
+  CALL(SYS_getrusage, RUSAGE_SELF, &usage, 0, 0);
+  put_number(record, (uint64_t)usage.ru_maxrss);
+}
+
+/* The program that a process becomes: if it does not load the library, nothing else names it. */
+static int note_exec(const char *path, char *const *arguments, char *const *environment) {
+  unsigned char buffer[LARGEST_EXEC];
   struct record record;
   if (!active || !any_pointer(path)) return 0;
   if (strchr(path, '/') && CALL(SYS_faccessat, AT_FDCWD, path, X_OK, 0)) return 0; /* one of those in PATH */
   begin_process(&record, buffer, sizeof buffer, 'X');
+  put_peak(&record);
   put_text(&record, path, 255);
+  put_cwd(&record);
+  put_labels(&record, environment);
+  put_arguments(&record, arguments);
   append(&record);
   if (current_pid() == self) note_all_counts();
   return 1;
@@ -845,25 +914,83 @@ static void note_failed_exec(int noted) {
   append(&record);
 }
 
-static void note_spawn(uint64_t before, pid_t child, const char *path, char *const *arguments) {
+static void note_spawn(uint64_t before, pid_t child, const char *path, char *const *arguments,
+                       char *const *environment) {
   unsigned char buffer[LARGEST];
   struct record record;
   begin_process(&record, buffer, sizeof buffer, 'P');
   put_number(&record, (uint64_t)child);
   put_number(&record, before);
+  put_peak(&record);
   put_text(&record, path, 255);
+  put_text(&record, "", 0); /* it may change its folder first */
+  put_labels(&record, environment);
   put_arguments(&record, arguments);
   append(&record);
 }
 
-static void note_wait(pid_t child, int status, const struct rusage *usage) {
+static uint64_t microseconds(const struct timeval *time) {
+  return (uint64_t)time->tv_sec * 1000000u + (uint64_t)time->tv_usec;
+}
+
+/* A child that has ended. */
+struct reaped {
+  struct rusage usage; /* of itself, and of the children that it has waited for */
+  enum { UNMEASURED, ALONE, WITH_CHILDREN } how;
+  uint64_t ran, ticked, ticked_user; /* microseconds of itself: in all, and as counted at clock ticks */
+};
+
+/* A clock of another process, see clock_getcpuclockid(3); also of one that has ended, until it is waited for. */
+static uint64_t cpu_clock(pid_t pid, int which) {
+  struct timespec now = {0, 0};
+  long clock = (int)(~(unsigned)pid << 3 | (unsigned)which);
+  if (CALL(SYS_clock_gettime, clock, &now, 0, 0)) return ABSENT;
+  return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
+/* Of a child that has ended and that nobody has waited for yet. What the kernel reports includes its children; its
+ * clocks do not, and are read last: it may still run until it is off its core. */
+static void measure(pid_t child, struct reaped *found) {
+  enum { TICKED, TICKED_USER, RAN };
+  siginfo_t info;
+  memset(&info, 0, sizeof info);
+  const int options = WEXITED | WNOHANG | WNOWAIT;
+  if (call(SYS_waitid, P_PID, child, (long)&info, options, (long)&found->usage) || info.si_pid != child) return;
+  uint64_t whole = microseconds(&found->usage.ru_utime) + microseconds(&found->usage.ru_stime);
+  found->ran = cpu_clock(child, RAN);
+  found->how = found->ran == ABSENT ? UNMEASURED : whole <= found->ran ? ALONE : WITH_CHILDREN;
+  if (found->how == WITH_CHILDREN) {
+    found->ticked = cpu_clock(child, TICKED);
+    found->ticked_user = cpu_clock(child, TICKED_USER);
+  }
+}
+
+/* User and system time of a process alone: the kernel divides what it ran as its clock ticks were divided. */
+static void put_own(struct record *record, const struct reaped *found) {
+  uint64_t user = microseconds(&found->usage.ru_utime), system = microseconds(&found->usage.ru_stime);
+  if (found->how == WITH_CHILDREN) {
+    uint64_t ran = found->ran, ticks = found->ticked, of_user = found->ticked_user, own = ran;
+    if (of_user < ticks) own = (uint64_t)((double)ran * (double)of_user / (double)ticks);
+    if (own > user) own = user;
+    if (ran - own > system) own = ran - system;
+    user = own;
+    system = ran - own;
+  }
+  put_number(record, found->how ? user : ABSENT);
+  put_number(record, found->how ? system : ABSENT);
+}
+
+static void note_wait(pid_t child, int status, const struct reaped *found) {
   unsigned char buffer[SMALL];
   struct record record;
   if (!active || !(WIFEXITED(status) || WIFSIGNALED(status))) return;
   begin_process(&record, buffer, sizeof buffer, 'W');
   put_number(&record, (uint64_t)child);
   put_number(&record, (uint64_t)(unsigned)status);
-  if (usage) put_rusage(&record, usage);
+  if (found) {
+    put_rusage(&record, &found->usage);
+    put_own(&record, found);
+  }
   append(&record);
 }
 
@@ -888,15 +1015,48 @@ static void *resolve(void **pointer, const char *name) {
 
 #define RESOLVE(pointer, name) ((__typeof__(pointer))resolve((void **)&pointer, name))
 
+/* Whether to ask first which child a call would wait for: not a debugger, which waits for threads, and often. */
+static int can_ask(int options) {
+  return active && !(options & ~(WNOHANG | WEXITED | WSTOPPED | WCONTINUED));
+}
+
+/* The same as the pid of waitpid(2), which is not the smallest number. */
+static idtype_t chosen_by(pid_t pid, id_t *id) {
+  *id = pid < -1 ? 0u - (id_t)pid : (id_t)(pid > 0 ? pid : CALL(SYS_getpgid, 0, 0, 0, 0));
+  return pid > 0 ? P_PID : pid == -1 ? P_ALL : P_PGID;
+}
+
+/* Wait until there is a child to wait for, and measure it if it has ended. Return its pid, 0 if there is none yet,
+ * or -1 with errno. */
+static pid_t ask_for(idtype_t type, id_t id, int options, struct reaped *reaped) {
+  siginfo_t info;
+  memset(&info, 0, sizeof info);
+  if (RESOLVE(real_waitid, "waitid")(type, id, &info, options | WNOWAIT)) return -1;
+  if (info.si_pid && info.si_code != CLD_STOPPED && info.si_code != CLD_CONTINUED) measure(info.si_pid, reaped);
+  return info.si_pid;
+}
+
 static pid_t wait_for(pid_t pid, int *status, int options, struct rusage *usage) {
-  int found = 0;
-  struct rusage used;
-  memset(&used, 0, sizeof used);
-  pid_t child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &used);
+  int found = 0, saved = errno;
+  pid_t child = 0;
+  id_t id;
+  idtype_t type = chosen_by(pid, &id);
+  struct reaped reaped;
+  memset(&reaped, 0, sizeof reaped);
+  if (can_ask(options) && pid != INT32_MIN) {
+    child = ask_for(type, id, options | WEXITED, &reaped);
+    if (child <= 0) return child;
+    child = RESOLVE(real_wait4, "wait4")(child, &found, options | WNOHANG, &reaped.usage);
+  }
+  if (child <= 0) { /* or another thread has waited for that one meanwhile */
+    errno = saved;
+    reaped.how = UNMEASURED;
+    child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &reaped.usage);
+  }
   if (child > 0) {
     if (status) *status = found;
-    if (usage) *usage = used;
-    note_wait(child, found, &used);
+    if (usage) *usage = reaped.usage;
+    note_wait(child, found, &reaped);
   }
   return child;
 }
@@ -909,10 +1069,23 @@ EXPORT pid_t wait4(pid_t pid, int *status, int options, struct rusage *usage) {
 }
 
 EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int options) {
-  int result = RESOLVE(real_waitid, "waitid")(type, id, info, options);
+  int result = -1, saved = errno;
+  struct reaped reaped;
+  memset(&reaped, 0, sizeof reaped);
+  if (can_ask(options) && info) {
+    pid_t child = ask_for(type, id, options, &reaped);
+    if (child < 0) return -1;
+    if (child) result = RESOLVE(real_waitid, "waitid")(P_PID, (id_t)child, info, options | WNOHANG);
+  }
+  if (result || !info->si_pid) {
+    errno = saved;
+    reaped.how = UNMEASURED;
+    result = RESOLVE(real_waitid, "waitid")(type, id, info, options);
+  }
   if (!result && info && info->si_pid && !(options & WNOWAIT)) {
-    if (info->si_code == CLD_EXITED) note_wait(info->si_pid, (info->si_status & 0xff) << 8, 0);
-    if (info->si_code == CLD_KILLED || info->si_code == CLD_DUMPED) note_wait(info->si_pid, info->si_status, 0);
+    const struct reaped *known = reaped.how ? &reaped : 0;
+    if (info->si_code == CLD_EXITED) note_wait(info->si_pid, (info->si_status & 0xff) << 8, known);
+    if (info->si_code == CLD_KILLED || info->si_code == CLD_DUMPED) note_wait(info->si_pid, info->si_status, known);
   }
   return result;
 }
@@ -994,7 +1167,7 @@ static char *without_library(char *target, const char *variable) {
 
 EXPORT int execve(const char *path, char *const *arguments, char *const *environment) {
   RELEASE(path, environment);
-  int noted = note_exec(path);
+  int noted = note_exec(path, arguments, environment);
   long result = CALL(SYS_execve, path, arguments, environment, 0);
   note_failed_exec(noted);
   return fail(result);
@@ -1004,7 +1177,7 @@ EXPORT int execv(const char *path, char *const *arguments) { return execve(path,
 
 EXPORT int execvpe(const char *file, char *const *arguments, char *const *environment) {
   RELEASE(file, environment);
-  int noted = note_exec(file), result = RESOLVE(real_execvpe, "execvpe")(file, arguments, environment);
+  int noted = note_exec(file, arguments, environment), result = RESOLVE(real_execvpe, "execvpe")(file, arguments, environment);
   note_failed_exec(noted);
   return result;
 }
@@ -1014,7 +1187,7 @@ EXPORT int execvp(const char *file, char *const *arguments) { return execvpe(fil
 EXPORT int fexecve(int fd, char *const *arguments, char *const *environment) {
   RELEASE(0, environment);
   char *const *given = any_pointer(arguments);
-  int noted = note_exec(given ? given[0] : 0);
+  int noted = note_exec(given ? given[0] : 0, given, environment);
   int result = RESOLVE(real_fexecve, "fexecve")(fd, arguments, environment);
   note_failed_exec(noted);
   return result;
@@ -1068,7 +1241,7 @@ static int spawn_with(spawn_function *real, pid_t *pid, const char *path, const 
   uint64_t before = active ? clock_ns(CLOCK_REALTIME) : 0;
   int result = real(&child, path, actions, attributes, arguments, environment);
   if (!result && pid) *pid = child;
-  if (!result && active) note_spawn(before, child, path, arguments);
+  if (!result && active) note_spawn(before, child, path, arguments, environment);
   return result;
 }
 
@@ -1216,23 +1389,6 @@ const char *__asan_default_options(void) { return "verify_asan_link_order=0"; }
 
 /* Start of the program */
 
-static const char *const variables[] = {"JOBLENS_CAPTURE=", "JOBLENS_PROCESS_TAGS=", "PAPIEX_TAGS=",
-                                        "SLURM_PROCID=",    "OMPI_COMM_WORLD_RANK=", "PMI_RANK=",
-                                        "PMIX_RANK=",       "FLUX_TASK_RANK=",       "SLURM_STEP_ID=",
-                                        "JOBLENS_COUNTERS=", "JOBLENS_MASK="};
-enum { CAPTURE, TAGS, PAPIEX, PROCID, OMPI, PMI, PMIX, FLUX, STEP, COUNTERS, MASK, VARIABLES };
-
-static void find_variables(char *const *environment, const char **values) {
-  for (; environment && *environment; environment++) {
-    char first = **environment;
-    if (first != 'J' && first != 'P' && first != 'S' && first != 'O' && first != 'F') continue;
-    for (int n = 0; n < VARIABLES; n++) {
-      size_t length = strlen(variables[n]);
-      if (!values[n] && !strncmp(*environment, variables[n], length)) values[n] = *environment + length;
-    }
-  }
-}
-
 /* On another node of the job it does not exist yet. One that another user has created there is not used. */
 static int find_folder(const char *folder) {
   struct stat status;
@@ -1258,22 +1414,10 @@ static int set_path(const char *folder) {
   return 1;
 }
 
-static const char *first_known(const char **values, int from, int to) {
-  for (int n = from; n <= to; n++)
-    if (values[n]) return values[n];
-  return "";
-}
-
 static void put_link(struct record *record, const char *path) {
   char target[SMALL];
   long length = CALL(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
   target[length > 0 ? length : 0] = 0;
-  put_text(record, target, sizeof target);
-}
-
-static void put_cwd(struct record *record) {
-  char target[SMALL];
-  if (CALL(SYS_getcwd, target, sizeof target, 0, 0) <= 0) *target = 0;
   put_text(record, target, sizeof target);
 }
 
@@ -1316,9 +1460,10 @@ static void note_start(const char **values, char *const *arguments) {
   put_rusage(&record, &usage);
   put_link(&record, "/proc/self/exe");
   put_cwd(&record);
-  put_text(&record, first_known(values, TAGS, PAPIEX), 400);
-  put_text(&record, first_known(values, PROCID, FLUX), 20);
-  put_text(&record, first_known(values, STEP, STEP), 40);
+  choose_labels(values);
+  put_text(&record, labels.tags, sizeof labels.tags);
+  put_text(&record, labels.rank, sizeof labels.rank);
+  put_text(&record, labels.step, sizeof labels.step);
   put_own_arguments(&record, arguments);
   append(&record);
 }

@@ -2,8 +2,9 @@
 
 A process has one row, whatever programs it has executed one after the other. Its usage comes from two
 sources: its own record, written as it ends, and the record of the parent that waited for it. The second one
-exists for static, setuid and killed programs too, and includes what the kernel does after the program's end;
-it also includes waited-for children, which are subtracted.
+exists for static, setuid and killed programs too, and includes what the kernel does after the program's end.
+It also includes waited-for children. The CPU time of the process alone is in it, too; other figures are those
+of the process if that is the same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from joblens.capture.records import (
 )
 from joblens.core.named_tuple import NamedTuple
 
-_TEXTS = 5  # of a start, before the arguments
+_TEXTS = 5  # of a program, before the arguments
 _NO_TEXTS = ("",) * _TEXTS
 
 
@@ -62,7 +63,7 @@ class ThreadEnd(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Texts of a start; those that many processes share are the same objects."""
+    """Texts of a start, an exec or a spawn; those that many processes share are the same objects."""
 
     executable: str = ""
     folder: str = ""
@@ -76,14 +77,9 @@ NO_PROGRAM = Program()
 
 
 def make_program(texts: list[str], share: Callable[[str], str] = str) -> Program:
-    """From the texts of a start. Those that many processes share become the same objects."""
+    """From its texts. Those that many processes share become the same objects."""
     shared = [share(text) for text in [*texts[:_TEXTS], *_NO_TEXTS][:_TEXTS]]
     return Program._make([*shared, " ".join(texts[_TEXTS:])])
-
-
-def make_spawned(program: Program, texts: list[str], share: Callable[[str], str] = str) -> Program:
-    path, *arguments = texts or [""]
-    return program._replace(executable=share(path), command=" ".join(arguments))
 
 
 def split_texts(data: bytes) -> list[str]:
@@ -93,8 +89,8 @@ def split_texts(data: bytes) -> list[str]:
 
 class _Process:
     __slots__ = (
-        "began", "captured", "counts", "counts_before", "end", "ended", "group", "images", "is_last",
-        "is_reaped", "next_program", "parent", "pid", "program", "session", "start", "uid", "wait", "waited",
+        "began", "counts", "counts_before", "end", "ended", "group", "images", "is_last", "is_reaped",
+        "next_program", "parent", "peak_before", "pid", "program", "session", "start", "uid", "wait",
         "waiter",
     )  # fmt: skip
 
@@ -103,16 +99,15 @@ class _Process:
         self.group = self.session = 0
         self.uid = -1
         self.program = NO_PROGRAM
-        self.next_program = ""  # that it executes, if that is not captured
+        self.next_program: Program | None = None  # that it executes, if that is not captured
+        self.peak_before: int | None = None  # memory before its program, which the kernel's peak includes
         self.images = 0
-        self.captured = False
         self.began: int | None = None
         self.ended: int | None = None
         self.end: dict[str, int] = {}
         self.wait: dict[str, int] = {}
         self.waiter: _Process | None = None
         self.is_reaped = self.is_last = False
-        self.waited = {"user": 0, "system": 0}  # for children
         self.counts: dict[int, dict[str, int]] = {}  # of events, by thread of the current program
         self.counts_before: list[dict[str, int]] = []  # and of earlier programs
 
@@ -120,7 +115,6 @@ class _Process:
         self.began = time if self.began is None else min(self.began, time)
 
     def has_started(self, record: Record) -> None:
-        self.captured = True
         self.see(record.fields["time"])
         self.parent = self.parent or record.fields.get("parent", 0)
         self.group = record.fields.get("group", 0)
@@ -129,12 +123,16 @@ class _Process:
 
     @property
     def is_exact(self) -> bool:
-        return (bool(self.end) and not self.is_last) or "user" in self.wait
+        return (bool(self.end) and not self.is_last) or self._own_time is not None
+
+    @property
+    def _own_time(self) -> list[int] | None:
+        """CPU time in both modes, by who waited for it."""
+        found = [self.wait[name] for name in ("own_user", "own_system") if name in self.wait]
+        return found if len(found) == 2 else None
 
     def describe(self) -> ProcessEnd:
-        program = self.program
-        if self.next_program:
-            program = program._replace(executable=self.next_program, command=self.next_program)
+        program = self.next_program or self.program
         return ProcessEnd(
             self.pid, self.start, self.parent, self.group, self.session, self.uid,
             os.path.basename(program.executable) or "unknown", program.command,
@@ -143,10 +141,13 @@ class _Process:
         )  # fmt: skip
 
     def _usage(self) -> dict[str, int]:
-        found = {**self.wait, **self.end}
-        for name in ("user", "system"):
-            if name in self.wait:
-                below = self.end.get(f"children_{name}", self.waited[name])
+        found = {**self._waited_alone(), **self.end}
+        own = self._own_time
+        for place, name in enumerate(("user", "system")):
+            below = self.end.get(f"children_{name}")
+            if own is not None:
+                found[name] = own[place]
+            elif name in self.wait and below is not None:
                 found[name] = max(self.wait[name] - below, self.end.get(name, 0))
         if "status" in self.wait:
             found["status"] = self.wait["status"]
@@ -155,6 +156,16 @@ class _Process:
         if self.ended is not None:
             found["ended"] = self.ended
         return {**found, **sum_counts([*self.counts_before, *self.counts.values()])}
+
+    def _waited_alone(self) -> dict[str, int]:
+        """Return the figures of who waited for it, if they include no children: as far as they are those of
+        its last program. The peak of memory is if the one before has had less."""
+        if self._own_time is None or self._own_time != [self.wait.get(name) for name in ("user", "system")]:
+            return {}
+        found = dict(self.wait)
+        if self.peak_before is None or found.get("peak_kib", 0) <= self.peak_before:
+            found.pop("peak_kib", None)
+        return found
 
 
 class Merger:
@@ -173,7 +184,6 @@ class Merger:
                 _TAKE[record.kind](self, record)
 
     def processes(self) -> list[ProcessEnd]:
-        _subtract_uncaptured(self._all)
         return [process.describe() for process in self._all]
 
     def _new(self, pid: int, start: int, parent: int) -> _Process:
@@ -196,7 +206,8 @@ class Merger:
     def _take_start(self, record: Record) -> None:
         process = self._find(record)
         process.program = make_program(record.texts)
-        process.next_program = ""
+        process.next_program = None
+        process.peak_before = record.fields.get("peak_kib")
         process.images += 1
         process.counts_before += process.counts.values()
         process.counts = {}
@@ -207,15 +218,17 @@ class Merger:
         process = self._find(record)
         if parent is not None and not process.images:
             process.program = parent.program
+        process.peak_before = 0
         process.has_started(record)
 
     def _take_exec(self, record: Record) -> None:
         process = self._find(record)
         process.see(record.fields["time"])
-        process.next_program = record.texts[0] if record.texts else ""
+        process.next_program = _make_named(record.texts)
+        process.peak_before = record.fields.get("peak_kib")
 
     def _take_failed_exec(self, record: Record) -> None:
-        self._find(record).next_program = ""
+        self._find(record).next_program = None
 
     def _take_spawn(self, record: Record) -> None:
         """Its record may follow those of the child."""
@@ -226,8 +239,9 @@ class Merger:
         process = self._by_pid.get(child)
         if process is None or (process.is_reaped and (process.ended or 0) < before):
             process = self._new(child, 0, fields["pid"])
-        if not process.program.executable:
-            process.program = make_spawned(process.program, record.texts)
+        if not process.images and process.next_program is None:
+            process.next_program = _make_named(record.texts)
+            process.peak_before = fields.get("peak_kib")
         process.see(before)
 
     def _take_wait(self, record: Record) -> None:
@@ -237,14 +251,12 @@ class Merger:
             return
         writer = self._find(record) if fields["pid"] else None  # joblens itself has no process here
         process = self._by_pid.get(child)
-        if process is not None and _is_same_wait(process, writer, fields):
-            _add_waited(process.waiter, process.wait, -1)
-        elif process is None or process.is_reaped:  # killed before it could write, or a static program
+        is_same = process is not None and _is_same_wait(process, writer, fields)
+        if process is None or (process.is_reaped and not is_same):  # killed before it could write, or static
             process = self._new(child, 0, fields["pid"])
             process.program = writer.program if writer else NO_PROGRAM
         process.wait, process.is_reaped, process.ended = fields, True, fields["time"]
         process.waiter = writer
-        _add_waited(writer, fields, 1)
 
     def _take_end(self, record: Record) -> None:
         process = self._find(record)
@@ -292,10 +304,8 @@ def _is_same_wait(process: _Process, writer: _Process | None, fields: dict[str, 
     return all(process.wait.get(name) == fields.get(name) for name in ENDING)
 
 
-def _add_waited(writer: _Process | None, fields: dict[str, int], sign: int) -> None:
-    if writer is not None:
-        for name in writer.waited:
-            writer.waited[name] += sign * fields.get(name, 0)
+def _make_named(texts: list[str]) -> Program | None:
+    return make_program(texts) if texts and texts[0] else None
 
 
 def scale_counts(fields: dict[str, int]) -> dict[str, int]:
@@ -314,13 +324,3 @@ def sum_counts(counts: list[dict[str, int]]) -> dict[str, int]:
         for name, value in some.items():
             found[name] = found.get(name, 0) + value
     return found
-
-
-def _subtract_uncaptured(processes: list[_Process]) -> None:
-    """Of a program without the library, for whose children no record says that it has waited for them."""
-    outside = {it.pid: it for it in processes if not it.captured and "user" in it.wait}
-    for process in processes:
-        parent = outside.get(process.parent)
-        if parent is not None and not process.wait and process.end:
-            for name in parent.waited:
-                parent.waited[name] += process.end.get(name, 0) + process.end.get(f"children_{name}", 0)

@@ -39,6 +39,8 @@ _IO = (
     "cancelled_bytes",
 )  # fmt: skip
 _USAGE = ("cpu", *_RUSAGE, *_IO, "run_delay", "slices")
+# The memory that a process has had at most before it executed a program: the kernel's peak begins there.
+_BEFORE = "peak_kib"
 _END = (*_PROCESS, "status", *_USAGE, "threads", "children_user", "children_system")
 
 ENDING = ("status", *_RUSAGE)  # what wait4(2) reports of a child
@@ -52,10 +54,10 @@ LETTERS = "SFXYPWELTC"  # as in capture_records.c
 FIELDS = {
     START: (*_PROCESS, "group", "session", "uid", "cpu", *_RUSAGE),
     FORK: (*_PROCESS, "group", "session", "uid"),
-    EXEC: _PROCESS,
+    EXEC: (*_PROCESS, _BEFORE),
     EXEC_FAILED: _PROCESS,
-    SPAWN: (*_PROCESS, "child", "before"),
-    WAIT: (*_PROCESS, "child", *ENDING),
+    SPAWN: (*_PROCESS, "child", "before", _BEFORE),
+    WAIT: (*_PROCESS, "child", *ENDING, "own_user", "own_system"),  # of it alone
     END: _END,
     LAST: _END,  # the program restricts its system calls from now on
     COUNTS: (*_PROCESS, "thread", *_COUNTS),

@@ -12,10 +12,14 @@ from joblens.capture.library import can_load, capture_environment
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import resource
-    from typing import Dict, Mapping
+    from typing import Dict, Mapping, Optional, Tuple
+
+    Clocks = Tuple[float, float, float]  # CPU time, and of clock ticks: in all, and in user mode
 
 FOLDER = "capture"  # in that of the job
 SUFFIX = ".capture"
+_UNKNOWN = (1 << 64) - 1
+_LATE = 1e-4  # seconds that it may run after its clock was read: until it is off its core
 _NO_PROCESS = 0  # as pid, start and parent: joblens is no process of the job
 
 
@@ -58,12 +62,24 @@ class Capture:
     def remove(self) -> None:
         remove_folder(self.folder)
 
-    def note_reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+    @staticmethod
+    def read_clocks(pid: int) -> Optional[Clocks]:
+        """Read those of a child that has ended and was not waited for: they are without its own children."""
+        clocks = [(~pid << 3) | which for which in (2, 0, 1)]  # see clock_getcpuclockid(3)
+        try:
+            ran, ticked, ticked_user = map(time.clock_gettime, clocks)
+        except OSError:
+            return None
+        return ran, ticked, ticked_user
+
+    def note_reaped(
+        self, pid: int, status: int, usage: resource.struct_rusage, clocks: Optional[Clocks]
+    ) -> None:
         """Record a child as the library does in other parents. A failure loses this record only."""
         numbers = (
             time.time_ns(), _NO_PROCESS, _NO_PROCESS, _NO_PROCESS, pid, status, round(usage.ru_utime * 1e6),
             round(usage.ru_stime * 1e6), usage.ru_maxrss, usage.ru_minflt, usage.ru_majflt, usage.ru_inblock,
-            usage.ru_oublock, usage.ru_nvcsw, usage.ru_nivcsw,
+            usage.ru_oublock, usage.ru_nvcsw, usage.ru_nivcsw, *_own_times(usage, clocks),
         )  # fmt: skip
         fields = struct.pack(f"<{len(numbers)}Q", *numbers)
         rest = struct.pack("<HcB", 12 + len(fields), b"W", len(numbers)) + fields
@@ -77,3 +93,16 @@ class Capture:
             return
         finally:
             os.close(file)
+
+
+def _own_times(usage: resource.struct_rusage, clocks: Optional[Clocks]) -> Tuple[int, int]:
+    """Return user and system time of a process alone in microseconds. The kernel divides what it ran as its
+    clock ticks were divided."""
+    user, system = usage.ru_utime, usage.ru_stime
+    if clocks is None:
+        return _UNKNOWN, _UNKNOWN
+    ran, ticked, ticked_user = clocks
+    if ran + _LATE < user + system:
+        user = min(user, ran * ticked_user / ticked if ticked_user < ticked else ran)
+        system = min(system, ran - user)
+    return round(user * 1e6), round(system * 1e6)

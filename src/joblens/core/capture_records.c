@@ -24,8 +24,9 @@ enum { START, FORK, EXEC, EXEC_FAILED, SPAWN, WAIT, END, LAST, THREAD, COUNTS, K
 static const char LETTERS[KINDS + 1] = "SFXYPWELTC";
 
 /* Places of fields, see FIELDS in joblens.capture.records. */
-enum { TIME, PID, BEGUN, PARENT, FIFTH, SIXTH, SEVENTH };
+enum { TIME, PID, BEGUN, PARENT, FIFTH, SIXTH, SEVENTH, START_PEAK = 10 };
 #define STATUS SIXTH      /* of WAIT: what the kernel reports begins there */
+#define ENDING 10         /* and has as many fields */
 #define WAIT_USER SEVENTH /* of WAIT */
 
 typedef struct {
@@ -40,9 +41,9 @@ typedef struct {
 
 /* Columns of the result, in the order in which they are returned. */
 enum {
-    P_PID, P_START, P_PARENT, P_BORN, P_GROUP, P_SESSION, P_UID, P_PROGRAM, P_NEXT, P_IMAGES, P_BEGAN, P_ENDED, P_END,
-    P_LAST, P_WAIT, /* of processes */
-    PROGRAM_BASE, PROGRAM_TEXT, /* of programs: which one it changes, and the number of its texts */
+    P_PID, P_START, P_PARENT, P_GROUP, P_SESSION, P_UID, P_PROGRAM, P_NEXT, P_IMAGES, P_BEGAN, P_ENDED, P_END, P_LAST,
+    P_WAIT, P_PEAK, /* of processes; the peak is that before its program */
+    PROGRAM_TEXT, /* of programs: the number of its texts */
     T_PROCESS, T_START, T_IMAGE, T_COUNTS, T_NAME, /* of threads */
     C_PROCESS, C_IMAGE, /* of counts */
     WRITERS, /* of waits: the process that has waited, or NONE */
@@ -56,7 +57,6 @@ typedef struct {
     Bytes texts;         /* one after the other */
     Numbers text_slots;  /* hash table of texts: their number + 1 */
     Numbers text_program; /* of each text: the program that starts with it, or NONE */
-    Numbers named;       /* of each program: whether it has an executable */
     Numbers pid_keys, pid_slots; /* hash table of pids: the number of the process + 1 */
     size_t pids;
     Bytes rest;
@@ -258,8 +258,8 @@ static int64_t new_process(Merger *merger, int64_t pid, int64_t start, int64_t p
         int column;
         int64_t value;
     } first[] = {
-        {P_BORN, 0}, {P_GROUP, 0}, {P_SESSION, 0}, {P_UID, -1}, {P_PROGRAM, 0}, {P_NEXT, NONE}, {P_IMAGES, 0},
-        {P_BEGAN, ABSENT}, {P_ENDED, ABSENT}, {P_END, NONE}, {P_LAST, 0}, {P_WAIT, NONE},
+        {P_GROUP, 0}, {P_SESSION, 0}, {P_UID, -1}, {P_PROGRAM, 0}, {P_NEXT, 0}, {P_IMAGES, 0}, {P_BEGAN, ABSENT},
+        {P_ENDED, ABSENT}, {P_END, NONE}, {P_LAST, 0}, {P_WAIT, NONE}, {P_PEAK, ABSENT},
     };
     int64_t number = (int64_t)merger->columns[P_PID].count;
     push(merger, &merger->columns[P_PID], pid);
@@ -290,15 +290,22 @@ static void see(Merger *merger, int64_t number, int64_t time)
         OF(P_BEGAN, number) = time;
 }
 
-static int64_t add_program(Merger *merger, int64_t base, int64_t text)
+/* Return the number of the program with these texts. 0 is that none is known. */
+static int64_t program_of(Merger *merger, const char *text, size_t size)
 {
-    size_t size;
-    const char *begin = text_at(merger, text, &size);
-    int64_t number = (int64_t)merger->columns[PROGRAM_BASE].count;
-    push(merger, &merger->named, has_first(begin, size));
-    push(merger, &merger->columns[PROGRAM_BASE], base);
-    push(merger, &merger->columns[PROGRAM_TEXT], text);
-    return number + 1; /* 0 is that no program is known */
+    int64_t named = number_of(merger, text, size);
+    if (merger->failed)
+        return 0;
+    if (merger->text_program.at[named] == NONE) {
+        push(merger, &merger->columns[PROGRAM_TEXT], named);
+        merger->text_program.at[named] = (int64_t)merger->columns[PROGRAM_TEXT].count;
+    }
+    return merger->text_program.at[named];
+}
+
+static int64_t named_program_of(Merger *merger, const char *text, size_t size)
+{
+    return has_first(text, size) ? program_of(merger, text, size) : 0;
 }
 
 static int64_t add_record(Merger *merger, int column, const int64_t *fields, int64_t width)
@@ -311,23 +318,12 @@ static int64_t add_record(Merger *merger, int column, const int64_t *fields, int
 
 static void be_born(Merger *merger, int64_t number, const int64_t *fields)
 {
-    OF(P_BORN, number) = 1;
     OF(P_GROUP, number) = fields[FIFTH] == ABSENT ? 0 : fields[FIFTH];
     OF(P_SESSION, number) = fields[SIXTH] == ABSENT ? 0 : fields[SIXTH];
     OF(P_UID, number) = fields[SEVENTH] == ABSENT ? -1 : fields[SEVENTH];
     if (!OF(P_PARENT, number))
         OF(P_PARENT, number) = fields[PARENT];
     see(merger, number, fields[TIME]);
-}
-
-static void take_start(Merger *merger, int64_t number, const int64_t *fields, int64_t text)
-{
-    if (merger->text_program.at[text] == NONE)
-        merger->text_program.at[text] = add_program(merger, NONE, text);
-    OF(P_PROGRAM, number) = merger->text_program.at[text];
-    OF(P_NEXT, number) = NONE;
-    OF(P_IMAGES, number)++;
-    be_born(merger, number, fields);
 }
 
 static void take_spawn(Merger *merger, const int64_t *fields, const char *text, size_t size)
@@ -345,11 +341,9 @@ static void take_spawn(Merger *merger, const int64_t *fields, const char *text, 
         number = new_process(merger, child, 0, fields[PID]);
     if (merger->failed)
         return;
-    int64_t program = OF(P_PROGRAM, number);
-    if (!program || !merger->named.at[program - 1]) {
-        int64_t named = number_of(merger, text, size);
-        if (!merger->failed)
-            OF(P_PROGRAM, number) = add_program(merger, program, named);
+    if (!OF(P_IMAGES, number) && !OF(P_NEXT, number)) {
+        OF(P_NEXT, number) = named_program_of(merger, text, size);
+        OF(P_PEAK, number) = fields[SEVENTH];
     }
     see(merger, number, before);
 }
@@ -361,7 +355,7 @@ static int is_same_wait(const Merger *merger, int64_t number, int64_t writer, co
     if (before == NONE || OF(WRITERS, before) == writer || fields[WAIT_USER] == ABSENT)
         return 0;
     return memcmp(&OF(WAITS, before * width + STATUS), fields + STATUS,
-                  (size_t)(width - STATUS) * sizeof(int64_t)) == 0;
+                  ENDING * sizeof(int64_t)) == 0;
 }
 
 static void take_wait(Merger *merger, const int64_t *fields)
@@ -373,9 +367,7 @@ static void take_wait(Merger *merger, const int64_t *fields)
     int64_t number = by_pid(merger, child);
     if (merger->failed)
         return;
-    if (number != NONE && is_same_wait(merger, number, writer, fields)) {
-        OF(WRITERS, OF(P_WAIT, number)) = NONE;
-    } else if (number == NONE || OF(P_WAIT, number) != NONE) {
+    if (number == NONE || (OF(P_WAIT, number) != NONE && !is_same_wait(merger, number, writer, fields))) {
         number = new_process(merger, child, 0, fields[PID]);
         if (merger->failed)
             return;
@@ -397,27 +389,31 @@ static void take_end(Merger *merger, int64_t number, const int64_t *fields, int 
 
 static void take_of_process(Merger *merger, int kind, const int64_t *fields, const char *text, size_t size)
 {
-    int64_t above = kind == FORK ? by_pid(merger, fields[PARENT]) : NONE, named = NONE;
+    int64_t above = kind == FORK ? by_pid(merger, fields[PARENT]) : NONE;
     int64_t number = find_process(merger, fields[PID], fields[BEGUN], fields[PARENT]);
-    if (kind == START || kind == THREAD || (kind == EXEC && has_first(text, size)))
-        named = number_of(merger, text, size);
     if (merger->failed)
         return;
     switch (kind) {
     case START:
-        take_start(merger, number, fields, named);
+        OF(P_PROGRAM, number) = program_of(merger, text, size);
+        OF(P_NEXT, number) = 0;
+        OF(P_PEAK, number) = fields[START_PEAK];
+        OF(P_IMAGES, number)++;
+        be_born(merger, number, fields);
         break;
     case FORK:
         if (above != NONE && !OF(P_IMAGES, number))
             OF(P_PROGRAM, number) = OF(P_PROGRAM, above);
+        OF(P_PEAK, number) = 0;
         be_born(merger, number, fields);
         break;
     case EXEC:
         see(merger, number, fields[TIME]);
-        OF(P_NEXT, number) = named;
+        OF(P_NEXT, number) = named_program_of(merger, text, size);
+        OF(P_PEAK, number) = fields[FIFTH];
         break;
     case EXEC_FAILED:
-        OF(P_NEXT, number) = NONE;
+        OF(P_NEXT, number) = 0;
         break;
     case END:
     case LAST:
@@ -429,7 +425,7 @@ static void take_of_process(Merger *merger, int kind, const int64_t *fields, con
         push(merger, &merger->columns[T_START], OF(P_START, number));
         push(merger, &merger->columns[T_IMAGE], OF(P_IMAGES, number));
         push(merger, &merger->columns[T_COUNTS], (int64_t)merger->columns[C_PROCESS].count);
-        push(merger, &merger->columns[T_NAME], named);
+        push(merger, &merger->columns[T_NAME], number_of(merger, text, size));
         break;
     case COUNTS:
         add_record(merger, COUNTS_ROWS, fields, merger->widths[COUNTS]);
@@ -541,7 +537,6 @@ static void free_merger(PyObject *capsule)
     free(merger->texts.at);
     free(merger->text_slots.at);
     free(merger->text_program.at);
-    free(merger->named.at);
     free(merger->pid_keys.at);
     free(merger->pid_slots.at);
     free(merger->rest.at);

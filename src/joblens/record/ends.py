@@ -117,12 +117,8 @@ def merge_sources(ends: list[_End]) -> list[_End]:
             of_kernel.setdefault(_place(end), []).append(end)
     if not of_kernel:
         return ends
-    parents = {(end.node, end.parent if isinstance(end, EndedProcess) else 0) for end in ends}
     merged = [
-        end
-        if end.source == KERNEL
-        else _take_same(end, of_kernel.get(_place(end), []), (end.node, end.pid) in parents)
-        for end in ends
+        end if end.source == KERNEL else _take_same(end, of_kernel.get(_place(end), [])) for end in ends
     ]
     left = {id(end) for some in of_kernel.values() for end in some}
     return [end for end in merged if end.source != KERNEL or id(end) in left]
@@ -132,13 +128,13 @@ def _place(end: _End) -> tuple[str, int, int]:
     return end.node, end.pid, end.tid if isinstance(end, EndedThread) else 0
 
 
-def _take_same(end: _End, alike: list[_End], has_children: bool) -> _End:
+def _take_same(end: _End, alike: list[_End]) -> _End:
     found = [other for other in alike if _may_be_same(end, other)]
     if not found:
         return end
     same = max(found, key=lambda other: other.ended_seconds or 0.0)
     alike[:] = [other for other in alike if other is not same]
-    return _combine(end, same, has_children)
+    return _combine(end, same)
 
 
 def _may_be_same(end: _End, other: _End) -> bool:
@@ -148,13 +144,10 @@ def _may_be_same(end: _End, other: _End) -> bool:
     return (other.ended_seconds or 0.0) <= (end.ended_seconds or 0.0) + _SAME_SECONDS
 
 
-def _combine(end: _End, other: _End, has_children: bool) -> _End:
-    """Usage as capture has it, if the process itself has written its end, or who waited for it has: that is
-    complete, but may include children. If it has some, usage is the agent's."""
-    is_other = False
-    if isinstance(end, EndedProcess) and isinstance(other, EndedProcess):
-        is_waited = end.time_slices is None
-        is_other = other.exact > end.exact or (bool(other.exact) and is_waited and has_children)
+def _combine(end: _End, other: _End) -> _End:
+    """Usage as capture has it, if the process itself has written its end, or who waited for it has. What is
+    unknown there is the agent's."""
+    is_other = isinstance(end, EndedProcess) and isinstance(other, EndedProcess) and other.exact > end.exact
 
     def choose(name: str, own: object, found: object, default: object) -> object:
         is_taken = own == default or (is_other and _is_usage(name))

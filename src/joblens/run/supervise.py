@@ -154,6 +154,7 @@ class _Supervisor:
             if found is None:
                 return
             before = read_io() if self.sampler and found.si_pid == self.sampler.pid else None
+            clocks = self.capture.read_clocks(found.si_pid) if self.capture else None
             pid, status, usage = os.wait4(found.si_pid, os.WUNTRACED | os.WNOHANG)
             if pid == 0:
                 continue
@@ -166,7 +167,7 @@ class _Supervisor:
             else:
                 self.totals = self.totals.plus(usage)
                 if self.capture:
-                    self.capture.note_reaped(pid, status, usage)
+                    self.capture.note_reaped(pid, status, usage, clocks)
                 if pid == self.child:
                     self.status = status
 
