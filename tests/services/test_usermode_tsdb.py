@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from joblens.usermode.session import list_sessions, make_session, remove_old
 from joblens.usermode.state import FINISHED, SessionState
 from programs import need
 from usermode.sessions import Place, wait_for_samples
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
+from .cluster import why_no_namespaces
 from .running import running_prometheus
 from .test_local_server import started
 
@@ -201,6 +203,51 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     assert record["data"]["samples"] > 1
     assert record["data"]["problems"] == ["prometheus did not start: its log is empty"]
     assert place.status()["tsdb"] is None
+
+
+# In namespaces of its own: `far` has an address whose packets nobody answers, as behind a firewall that drops
+# them. Its agent is started beside the session's.
+_FIREWALL = """
+set -e
+ip link set lo up
+ip link add drop type veth peer name other
+ip addr add 10.98.0.1/24 dev drop
+ip link set other up
+ip link set drop up
+ip neigh add 10.98.0.2 lladdr 02:00:00:00:00:01 dev drop
+mount --bind hosts /etc/hosts
+"$PYTHON" -m joblens usermode start --interval 300 --wait 12 --tsdb prometheus
+"$PYTHON" -m joblens usermode stop --json > lake.json
+"""
+_SSH = """#!/bin/sh
+shift 5
+exec unshare --uts sh -c "hostname $1; $2"
+"""
+
+
+def test_a_host_behind_a_firewall(tmp_path: Path) -> None:
+    """Prometheus would try for the 300 s of an interval: that it gets no answer is said before, and once."""
+    need("prometheus")
+    if why := why_no_namespaces():
+        pytest.skip(why)
+    here = os.uname().nodename
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost {here}\n10.98.0.2 far\n")
+    (tmp_path / "nodes").write_text(f"{here}\nfar\n")
+    (tmp_path / "ssh").write_text(_SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    place = Place(tmp_path)
+    job = {"PBS_JOBID": "17.srv", "PBS_NODEFILE": f"{tmp_path}/nodes", "JOBLENS_SSH": f"{tmp_path}/ssh"}
+    kinds = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private")
+    done = subprocess.run(
+        ["unshare", *kinds, "sh", "-c", _FIREWALL], env={**place.env, **job, "PYTHON": sys.executable},
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "far" in line]
+    assert len(said) == 1, done.stderr
+    assert re.fullmatch(r"joblens: Prometheus cannot scrape far: far:\d+: timed out", said[0])
+    assert "joblens: user mode of job 17.srv: 2 hosts up" in done.stderr
+    nodes = json.loads((tmp_path / "lake.json").read_bytes())["nodes"]
+    assert {node["node"] for node in nodes} == {here, "far"}, "its agent does send to the hub"
 
 
 def test_folders_with_data_are_kept(tmp_path: Path) -> None:
