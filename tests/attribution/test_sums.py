@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from joblens.agent.sampler import Sampler
+from joblens.attribution.account import Account
 from joblens.attribution.sharing import SharedMemory, part_of
 from joblens.collectors.process.collector import PROCESS, ProcessKey
 from joblens.collectors.process.pss import Pss, parse_pss, parse_rollup
 from joblens.core.config import Settings
 from joblens.core.host import Host
-from joblens.core.model import ABSENT, Rows
+from joblens.core.model import ABSENT, Job, Rows
 from kernel import FILES, JOB, PROCESS_STAT, PROCESS_STATUS, make_machine
 
 ROLLUP = b"""\
@@ -288,3 +290,31 @@ def test_a_shell_does_not_have_what_its_commands_used(tmp_path: Path) -> None:
     jobs = sampler.attribution.latest()[0]
     cpu = {key[1]: jobs.row(number)[0] for number, key in enumerate(jobs.keys)}
     assert cpu["g5000"] == (3 + 340 - 300) * 10_000
+
+
+def test_who_waits_for_a_child_is_not_blocked_on_storage() -> None:
+    """After vfork(2) the parent is in state D until its child has executed a program: that may take long."""
+
+    def process(pid: int, parent: int, state: str, command: str = "sh", anon: int = 90, ran: int = 0) -> Any:
+        values = [0] * len(PROCESS.columns)
+        found = {"state": ord(state), "rss_anon_bytes": anon, "user_seconds": ran}
+        for name, value in found.items():
+            values[PROCESS.position(name)] = value
+        return ProcessKey(pid, 1, parent, 1, 1, 0, 1000, command, command, "/"), values
+
+    def blocked(*processes: Any) -> int:
+        account = Account(Job("c", "1", "file"))
+        account.take(list(processes), SharedMemory(Host(), lambda: 0.0))
+        return account.blocked
+
+    parent = process(5, 1, "D", ran=7)
+    assert blocked(parent, process(6, 5, "R")) == 0
+    assert blocked(parent) == 1
+    for other in (
+        process(6, 5, "R", command="true"),  # it has executed its program
+        process(6, 5, "R", anon=80),  # it has memory of its own
+        process(6, 5, "R", ran=1),  # a worker
+        process(6, 4, "R"),
+    ):
+        assert blocked(parent, other) == 1
+    assert blocked(parent, process(6, 5, "D", ran=1)) == 2

@@ -46,12 +46,18 @@ def test_without_samples_all_is_unknown(stand: Stand) -> None:
     """A job that has just begun has used nothing that is known, which is not nothing."""
     with stand.start(["cat"], "--interval", "3600") as started:
         (row,) = wait_for("the listing", lambda: listed(stand))
-        for batch in (stand.home / "incoming").glob("*/*.batch"):
-            batch.unlink()
-        record = json.loads(stand.joblens("job", row["id"], "--json").stdout)
-        if record["data"]["samples"] == 0:  # else another batch was written in between
-            assert record["used"]["cpu_seconds"] is None
-            assert record["used"]["duration_seconds"] > 0
-            assert "CPU time                  unknown" in stand.joblens("job", row["id"]).stdout
+
+        def without_samples() -> Any:
+            for batch in (stand.home / "incoming").glob("*/*.batch"):
+                batch.unlink()
+            found = json.loads(stand.joblens("job", row["id"], "--json").stdout)
+            return found if found["data"]["samples"] == 0 else None  # another may have been written meanwhile
+
+        record = wait_for("a report without samples", without_samples)
+        assert record["used"]["cpu_seconds"] is None
+        assert record["used"]["duration_seconds"] > 0
+        assert "CPU time                  unknown" in stand.joblens("job", row["id"]).stdout
+        (row,) = listed(stand)
+        assert (row["cpu_seconds"], row["memory_peak_bytes"], row["state"]) == (None, None, "RUNNING")
         started.communicate("", timeout=PATIENCE)
     assert started.returncode == 0

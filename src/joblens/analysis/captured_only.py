@@ -76,6 +76,15 @@ class CapturedOnly:
         """The exact peak of the largest process."""
         return int(self._memory[self._exact != 0].max(initial=0))
 
+    @property
+    def run_delay_seconds(self) -> float | None:
+        """Of all of which it is known."""
+        import numpy
+
+        (delays,) = self._table.columns("run_delay_seconds")
+        known = delays[~numpy.isnan(delays)]
+        return float(known.sum()) if len(known) else None
+
     def as_list(self) -> list[ProcessUse]:
         return list(map(as_process_use, self._rows(range(len(self)))))
 

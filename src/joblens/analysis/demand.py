@@ -54,6 +54,16 @@ def add_demand(
     used.blocked_mean, used.blocked_share = _blocked(points)
 
 
+def raise_delay(used: Used, exact: float | None) -> None:
+    """Samples miss what a process waited after the last of them, and processes that none of them saw."""
+    if exact is None or exact <= (used.run_delay_seconds or 0.0):
+        return
+    used.run_delay_seconds = exact
+    if used.cores_delayed is not None and used.duration_seconds:
+        delayed = max(exact - (used.throttled_seconds or 0.0), 0.0) / used.duration_seconds
+        used.cores_delayed = max(used.cores_delayed, delayed)
+
+
 def _delayed(
     points: list[Point], total: float | None, throttled: float | None, cpu: float | None, sampled: float
 ) -> float | None:

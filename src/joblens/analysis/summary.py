@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from joblens.analysis.captured_only import CapturedOnly, find_captured_only
-from joblens.analysis.demand import find_device, find_forks, find_unsampled
+from joblens.analysis.demand import find_device, find_forks, find_unsampled, raise_delay
 from joblens.analysis.ended import (
     MOST_ENDS,
     Completeness,
@@ -238,12 +238,19 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
         )
         used.short_seconds = sum(cpu_of(it) or 0.0 for it in samples.merged if it.exact and not it.looks)
         _raise_to_largest(used, _largest_process(samples))
+        raise_delay(used, _summed_delay(samples))
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)
     used.forks = find_forks(reader, samples.around)
     moved = (used.read_bytes or 0.0) + (used.written_bytes or 0.0)
     used.device = find_device(reader, samples.around, moved) if used.blocked_share else ""
     return used
+
+
+def _summed_delay(samples: _Samples) -> float | None:
+    if samples.only is not None:
+        return samples.only.run_delay_seconds
+    return _sum_known(it.run_delay_seconds for it in samples.merged)
 
 
 def _largest_process(samples: _Samples) -> float:

@@ -52,6 +52,7 @@ _GROUP = {column.name: index for index, column in enumerate(CGROUP.columns)}
 _THREADS, _STATE = PROCESS.position("threads"), PROCESS.position("state")
 _DELAY = PROCESS.position("run_delay_seconds")
 _BLOCKED = ord("D")  # uninterruptible sleep, proc(5)
+_BEFORE_EXEC = tuple(map(PROCESS.position, ("rss_anon_bytes", "user_seconds", "system_seconds")))
 _MOST_SEARCHES = 5  # for the limits of a job, which may have none
 
 Processes = list[tuple[ProcessKey, list[int]]]
@@ -85,7 +86,7 @@ class Account:
         self.scanned = True
         self.processes = len(processes)
         self.threads = sum(values[_THREADS] for _, values in processes)
-        self.blocked = sum(values[_STATE] == _BLOCKED for _, values in processes)
+        self.blocked = _count_blocked(processes)
         self.ledger.expect(foreign)
         self.ledger.update(processes)
         users = [(key, values) for key, values in processes if key.uid] or processes
@@ -181,3 +182,18 @@ class Account:
         if anon != ABSENT:
             return anon + (shmem if shmem != ABSENT else 0)
         return self.memory.bytes if self.memory and processes_fresh else ABSENT
+
+
+def _count_blocked(processes: Processes) -> int:
+    """Count processes that wait for storage. After vfork(2) a parent is in the same state until its child,
+    which shares its memory and has not computed yet, executes a program: that child may wait for a core."""
+    waiting = [(key, values) for key, values in processes if values[_STATE] == _BLOCKED]
+    if not waiting:
+        return 0
+    memory, user, system = _BEFORE_EXEC
+    forked = {
+        (key.parent, key.command, values[memory])
+        for key, values in processes
+        if values[user] + values[system] == 0
+    }
+    return sum((key.pid, key.command, values[memory]) not in forked for key, values in waiting)
