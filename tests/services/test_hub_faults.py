@@ -80,7 +80,7 @@ def read_rows(address: str, topic: str, labels: dict[str, set[str]]) -> Iterator
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
-    with running_broker(tmp_path_factory.mktemp("faults") / "broker") as found:
+    with running_broker() as found:
         if not isinstance(found, Broker):
             print("Kafka is not counted: the mock cluster undoes no transaction")
         yield found if isinstance(found, Broker) else None

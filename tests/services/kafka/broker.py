@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,15 +128,18 @@ class MockBroker:
 
 
 @contextmanager
-def running_broker(folder: Path) -> Iterator[Broker | MockBroker]:
-    path = jars()
-    if not path:
-        print("\nno java and Maven for a real Kafka broker: librdkafka's mock cluster is used")
-        broker: Broker | MockBroker = MockBroker()
-    else:
-        broker = Broker(path, folder)
-        broker.start()
-    try:
-        yield broker
-    finally:
-        broker.stop()
+def running_broker() -> Iterator[Broker | MockBroker]:
+    """In memory: what other tests write to the disk can hold its syncs up until topics are not created in time."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="joblens-kafka-", dir=parent) as folder:
+        path = jars()
+        if not path:
+            print("\nno java and Maven for a real Kafka broker: librdkafka's mock cluster is used")
+            broker: Broker | MockBroker = MockBroker()
+        else:
+            broker = Broker(path, Path(folder) / "broker")
+            broker.start()
+        try:
+            yield broker
+        finally:
+            broker.stop()

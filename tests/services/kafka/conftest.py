@@ -12,7 +12,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def any_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | MockBroker]:
-    with running_broker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+    with running_broker() as broker:
         yield broker
 
 
