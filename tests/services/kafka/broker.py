@@ -129,7 +129,7 @@ class MockBroker:
 
 @contextmanager
 def running_broker() -> Iterator[Broker | MockBroker]:
-    """In memory: what other tests write to the disk can hold its syncs up until topics are not created in time."""
+    """In memory, as writes of other tests can delay its syncs until the creation of a topic times out."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="joblens-kafka-", dir=parent) as folder:
         path = jars()
