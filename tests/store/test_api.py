@@ -140,7 +140,7 @@ def test_a_reader_leaves_nothing_in_the_store(home: Home, tmp_path: Path) -> Non
         "        times = [len(store.series(name).times) for name in names]\n"
         "        return names, times, store.problems\n"
         "import duckdb, numpy, joblens.store.reader, joblens.store.pending\n"  # others may not read them
-        "import joblens.store.catalog.index\n"
+        "import joblens.record.listed, joblens.store.catalog.index\n"
         "if os.fork() == 0:\n"
         "    os.setgid(65534); os.setuid(65534); print(read(), flush=True); os._exit(0)\n"
         "os.wait()\n"
