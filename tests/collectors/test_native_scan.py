@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -214,6 +215,20 @@ def test_another_cgroup(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
         both.fast()
     assert "proc/10/cgroup" in used
     assert {path.rpartition("/")[2] for path in used} == {"cgroup"}
+
+
+@pytest.mark.parametrize(("flags", "found"), [(b"4202564", "/job_1"), (b"4202560", "/")])
+def test_a_process_that_ends_leaves_its_cgroup(both: Both, flags: bytes, found: str) -> None:
+    """With cgroup v1 the kernel moves it to the root; its rows keep the group in which it ran."""
+    for _ in range(30):
+        both.agree()
+    both.write("proc/10/cgroup", b"4:memory:/\n0::/\n")
+    stat = both.root / "proc/10/stat"
+    both.write("proc/10/stat", re.sub(rb"(\) \S+(?: \S+){5}) \d+", rb"\1 " + flags, stat.read_bytes()))
+    for number in range(20):
+        both.write("proc/10/schedstat", b"%d 1 1\n" % number)  # it is read at each scan
+        both.agree()
+    assert {key[-1] for key in both.fast()[0].keys if key[0] == 10} == {found}
 
 
 def test_an_end_before_the_cgroup_is_read(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:

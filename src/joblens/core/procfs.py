@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Tuple, Union
 
-_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+_PF_EXITING, _PF_KTHREAD = 0x00000004, 0x00200000  # include/linux/sched.h
 _STATUS = (
     b"\nVmRSS:",
     b"\nRssAnon:",
@@ -46,6 +46,11 @@ class Stat(NamedTuple):
     @property
     def kernel_thread(self) -> bool:
         return bool(int(self.fields[6]) & _PF_KTHREAD)
+
+    @property
+    def is_exiting(self) -> bool:
+        """Whether it has begun to end: it is a zombie, or soon will be."""
+        return bool(int(self.fields[6]) & _PF_EXITING)
 
     @property
     def start(self) -> int:

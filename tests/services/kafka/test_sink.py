@@ -196,25 +196,36 @@ def test_killed_again_and_again(
     chosen = options(broker.address, prefix, one_topic=one_topic, transaction_bytes=300_000)
     journal, nodes = tmp_path / "journal", [f"n{number}" for number in range(8)]
     topic = f"{prefix}.rows" if one_topic else f"{prefix}.cpu"
-    sent = 0
-    for number in range(1, kills + 3):
-        write_segment(
-            journal, number, [make_batch(node, n, 64) for n in range(sent, sent + 5) for node in nodes]
-        )
+    cursor = tmp_path / "cursors" / "kafka.json"
+    sent = last = 0
+
+    def write() -> None:
+        nonlocal sent, last
+        last += 1
+        batches = [make_batch(node, n, 64) for n in range(sent, sent + 5) for node in nodes]
+        write_segment(journal, last, batches)
         sent += 5
+
+    def is_done() -> bool:
+        return cursor.exists() and json.loads(cursor.read_bytes())["segment"] == last
+
+    def in_flight() -> int:
+        found = ends.unfinished()
+        if not found and is_done():  # its transactions were shorter than the pauses between these calls
+            write()
+        return found
+
+    for _ in range(kills + 2):
+        write()
     ends = Ends(broker.address, topic)
     for _ in range(kills):
         with running_sink(tmp_path, chosen) as process:
             wait_for("the end of the one before", lambda: not ends.unfinished())
-            wait_for("a transaction under way", ends.unfinished)
+            wait_for("a transaction in flight", in_flight)
             assert process.poll() is None
     ends.close()
     with running_sink(tmp_path, chosen):
-        cursor = tmp_path / "cursors" / "kafka.json"
-        wait_for(
-            "the last segment",
-            lambda: cursor.exists() and json.loads(cursor.read_bytes())["segment"] == kills + 2,
-        )
+        wait_for("the last segment", is_done)
     rows = [row for row in values(broker.address, topic) if row["set"] == "cpu"]
     expected = Counter(
         (node, START + tick, core) for node in nodes for tick in range(sent * TICKS) for core in range(64)

@@ -509,10 +509,16 @@ class _Table:
         return mask_command(data, _LONGEST_COMMAND)
 
     def _cgroup(self, process: _Process) -> str:
+        old = process.key.cgroup if process.key else ""
         try:
-            return parse_cgroup(process.read(self.host, "cgroup", keep=False))
+            found = parse_cgroup(process.read(self.host, "cgroup", keep=False))
+            # The kernel moves a process that ends to the root of all hierarchies of cgroup v1.
+            if found == "/" != old and old:
+                stat = parse_stat(process.path, process.read(self.host, "stat", keep=False), _STAT_FIELDS)
+                return old if stat.is_exiting else found
+            return found
         except PermissionError:
-            return process.key.cgroup if process.key else ""
+            return old
         except FileNotFoundError:
             if not self.host.exists(process.path + "/stat"):
                 raise  # it has ended
