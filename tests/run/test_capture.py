@@ -39,12 +39,6 @@ def test_every_process_is_counted_once(stand: Stand) -> None:
     whole = record["used"]["cpu_seconds_exact"]
     parts = sum(it["cpu_seconds"] + it["alike_cpu_seconds"] for it in record["processes"])
     assert parts == pytest.approx(whole, rel=0.01, abs=0.002)
-    # Of small programs most are pages of files, which samples leave out.
-    largest = max(it["memory_peak_bytes"] for it in record["processes"])
-    assert largest == record["used"]["memory_peak_bytes"] > 0
-    assert "memory peak: exact, of the largest process, with its pages of files" in " ".join(
-        result.stderr.split()
-    )
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,6 @@ class CapturedOnly:
         return int((self._exact != 0).sum())
 
     @property
-    def largest_bytes(self) -> int:
-        """The exact peak of the largest process."""
-        return int(self._memory[self._exact != 0].max(initial=0))
-
-    @property
     def run_delay_seconds(self) -> float | None:
         """Of all of which it is known."""
         import numpy

@@ -28,7 +28,7 @@ from joblens.analysis.rules.general import find
 from joblens.analysis.series.rates import gaps
 from joblens.analysis.series.timeline import longest_stretch, make_points
 from joblens.analysis.series.window import Cut
-from joblens.analysis.used import LARGEST_EXACT, find_used
+from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
 from joblens.core.named_tuple import NamedTuple
 from joblens.record.ends import EndedProcess
@@ -237,7 +237,6 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
             used.cpu_seconds, exact, _all(samples) if exact else [], facts.interval, whole.finish
         )
         used.short_seconds = sum(cpu_of(it) or 0.0 for it in samples.merged if it.exact and not it.looks)
-        _raise_to_largest(used, _largest_process(samples))
         raise_delay(used, _summed_delay(samples))
     _raise_memory(used, whole.nodes)
     used.node_idle_cores = find_idle_cores(reader, samples.around)
@@ -251,18 +250,6 @@ def _summed_delay(samples: _Samples) -> float | None:
     if samples.only is not None:
         return samples.only.run_delay_seconds
     return _sum_known(it.run_delay_seconds for it in samples.merged)
-
-
-def _largest_process(samples: _Samples) -> float:
-    if samples.only is not None:
-        return samples.only.largest_bytes
-    return max((it.memory_peak_bytes or 0 for it in samples.merged if it.exact), default=0)
-
-
-def _raise_to_largest(used: Used, largest: float) -> None:
-    """A job has no less memory than one of its processes, whose exact peak may be between two samples."""
-    if largest > (used.memory_peak_bytes or 0):
-        used.memory_peak_bytes, used.memory_from = int(largest), LARGEST_EXACT
 
 
 def _is_whole(part: tuple[float, float], end: JobEnd | None) -> bool:

@@ -10,7 +10,6 @@ from joblens.record.report import Point, ProcessUse, Used
 from joblens.store.reader import Series
 
 _MARK = "the kernel's mark of the largest process"
-LARGEST_EXACT = "exact, of the largest process, with its pages of files"
 
 
 def find_used(

@@ -114,10 +114,7 @@ class Used(Part):
     system_seconds: Annotated[Amount | None, about("of these in the kernel")] = None
     cores_mean: Annotated[Amount | None, about("cores in use on average")] = None
     cores_peak: Annotated[Amount | None, about("cores in use at most, over a stretch of the timeline")] = None
-    memory_peak_bytes: Annotated[
-        Amount | None,
-        about("anonymous and shared memory at most; no less than the exact peak of one of its processes"),
-    ] = None
+    memory_peak_bytes: Annotated[Amount | None, about("anonymous and shared memory at most")] = None
     memory_from: Annotated[str | None, about("source of the peak: `samples`, `accounting`, …")] = None
     memory_mean_bytes: Annotated[Amount | None, about("the same on average")] = None
     read_bytes: Annotated[Amount | None, about("bytes from storage")] = None
