@@ -68,7 +68,7 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(Path(folder), options.workers, words)
-        with linting(options.lint) as lint:
+        with linting(options.lint) as lint, nullcontext() if options.fast else suite.compiling():
             failed = suite.run_fast()
             failed = lint() or failed
         failed = failed or (not options.fast and suite.run_real())
@@ -112,6 +112,15 @@ class Suite:
         code, results = self._pytest("-m", "not real", "-n", str(os.cpu_count() or 1), stage="fast")
         self._results |= results
         return code != 0
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Collect the tests of the second stage once meanwhile. pytest stores them with their assertions
+        rewritten; else all workers would rewrite the same files at the same time."""
+        started = self._start("--collect-only", "-p", "no:cacheprovider", stage="real", quiet=True)
+        with ended_if_interrupted(started.process) as process:
+            yield
+            process.wait()
 
     def run_real(self) -> bool:
         print("\nStage 2: with real components", flush=True)
