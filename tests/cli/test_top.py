@@ -84,6 +84,20 @@ def test_rates_are_what_went_on_in_between() -> None:
     assert node.memory is None
 
 
+def test_rates_of_jobs_alone() -> None:
+    """What a user is shown of a shared node has no set of the node: `top --once` waits for no other rate."""
+    live = Live()
+    for moment, used in ((10, 4_000_000), (12, 7_000_000)):
+        assert not live.has_rates
+        rows = job_rows(used, 0)
+        found = describe_set(moment * S, JOB, rows.keys, rows.values)
+        assert found is not None
+        live.take(page(found))
+    assert live.has_rates
+    assert live.nodes()[0].cpu is None
+    assert live.jobs()[0].cpu == pytest.approx(1.5)
+
+
 def test_the_same_look_again_changes_nothing() -> None:
     """A set that is sampled more seldom than we ask keeps its rate, and is not taken for idle."""
     live = Live()

@@ -126,7 +126,8 @@ class Live:
 
     @property
     def has_rates(self) -> bool:
-        return any(node.cpu is not None for node in self.nodes())
+        """A user who shares nodes with others is shown the own jobs there, and no figures of the node."""
+        return any(it.cpu is not None for it in (*self.nodes(), *self.jobs()))
 
     def nodes(self) -> list[NodeNow]:
         return [_node_now(*name, node) for name, node in self._nodes.items()]
