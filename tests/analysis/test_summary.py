@@ -105,6 +105,21 @@ def test_totals_and_samples() -> None:
     assert (found["gaps"], found["data"]["problems"], found["data"]["exact"]) == ([], ["one"], True)
 
 
+class Late(Samples):
+    """Twenty seconds of CPU time of processes that no sample saw appear in the last second of the job."""
+
+    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
+        found = super().series(span, set_name, columns, points)
+        return found._replace(last={**found.last, "cpu_seconds": [*found.last["cpu_seconds"][:-1], 29.0]})
+
+
+def test_cores_in_use_are_no_more_than_the_node_has() -> None:
+    """What is not known to have been used earlier is not drawn as a peak that cannot be."""
+    found = summarise({**FACTS, "node_cores": 4}, END, Late())
+    assert (found["used"]["cores_peak"], found["used"]["cpu_seconds"]) == (4, 29)
+    assert [point["cores"] for point in found["timeline"]] == [*[1] * 9, 4]
+
+
 def test_without_an_end() -> None:
     """A job whose joblens was killed ends with its last sample, and its figures are the sampled ones."""
     found = summarise(FACTS, None, Samples(times=range(101, 106)))

@@ -127,7 +127,8 @@ class Live:
     @property
     def has_rates(self) -> bool:
         """A user who shares nodes with others is shown the own jobs there, and no figures of the node."""
-        return any(it.cpu is not None for it in (*self.nodes(), *self.jobs()))
+        seen = [*(node.cpu for node in self.nodes()), *(job.cpu for job in self.jobs())]
+        return any(cpu is not None for cpu in seen)
 
     def nodes(self) -> list[NodeNow]:
         return [_node_now(*name, node) for name, node in self._nodes.items()]

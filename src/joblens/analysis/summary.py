@@ -26,7 +26,7 @@ from joblens.analysis.rule_input import View
 from joblens.analysis.rules.batch import OUT_OF_MEMORY
 from joblens.analysis.rules.general import find
 from joblens.analysis.series.rates import gaps
-from joblens.analysis.series.timeline import longest_stretch, make_points
+from joblens.analysis.series.timeline import limit_cores, longest_stretch, make_points
 from joblens.analysis.series.window import Cut
 from joblens.analysis.used import find_used
 from joblens.analysis.verdict import verdict
@@ -287,6 +287,8 @@ def _on_one(
     span = Span(facts.id, start, max(finish, start) + 1.0)
     series = reader.series(span, "job", _JOB_COLUMNS, most)
     points = make_points(start, finish, series, longest_stretch(facts.interval, finish - start, most))
+    if facts.node_cores:
+        limit_cores(points, facts.node_cores)
     holes = gaps(times, start, finish, max(3 * facts.interval, 0.5))
     only = NodeSeries(facts.node, series, points, times, holes)
     return Whole(span, finish, [only], times, series, points, holes)

@@ -70,6 +70,15 @@ def make_points(start: float, end: float, series: Series, longest: float) -> lis
     return found
 
 
+def limit_cores(points: Iterable[Point], node_cores: float) -> None:
+    """CPU time of processes that no sample saw appears at once, when they have been waited for. Not all of it
+    was used in that stretch if that would have taken more cores than the node has."""
+    for point in points:
+        if point.cores is not None and point.cores > node_cores and point.seconds >= _STEADY_SECONDS:
+            point.system = None if point.system is None else point.system * node_cores / point.cores
+            point.cores = node_cores
+
+
 def steady(points: Iterable[Point]) -> list[Point]:
     """Short ones put together, so that cores in use are a figure that counts. Gaps stay as they are."""
     found: list[Point] = []
