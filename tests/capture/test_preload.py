@@ -29,6 +29,7 @@ from joblens.capture.library import (
 )
 from joblens.capture.records import START, UNKNOWN, parse_records
 from joblens.core.secrets import MASKS, mask_arguments
+from programs import need
 
 pytestmark = [
     pytest.mark.real,
@@ -139,7 +140,8 @@ PROGRAMS = {
         "pid_t begin(int code){ pid_t p = fork(); if (!p) _exit(code); return p; }"
         "int main(){ int s; siginfo_t i; struct rusage u; pid_t p, q;"
         "if (waitpid(-1, &s, 0) != -1 || errno != ECHILD || waitpid(-1, &s, 1 << 20) != -1 || errno != EINVAL"
-        "|| waitpid(1, &s, WNOHANG) != -1 || errno != ECHILD) return 1;"
+        "|| waitpid(1, &s, WNOHANG) != -1 || errno != ECHILD"
+        "|| waitpid(-1, &s, WEXITED) != -1 || errno != EINVAL) return 1;"
         "p = fork(); if (!p) { pause(); } if (waitpid(p, &s, WNOHANG) || waitpid(-1, 0, WNOHANG)) return 2;"
         "kill(p, SIGSTOP); if (waitpid(-1, &s, WUNTRACED) != p || !WIFSTOPPED(s)) return 3;"
         "if (waitpid(p, &s, WNOHANG | WUNTRACED)) return 4;"
@@ -173,6 +175,33 @@ PROGRAMS = {
         "pid_t p = fork(); if (!p) pause(); ualarm(2000, 2000); int s, r = wait(&s), e = errno;"
         "kill(p, SIGKILL); ualarm(0, 0); return r == -1 && e == EINTR && wait(0) == p ? 24 : 1; }"),
         24,
+    ),
+    "handlers that wait": (  # they run when the call that they interrupt has waited already
+        ("#include <setjmp.h>\n#include <sched.h>\nvolatile int taken; sigjmp_buf away;"
+        "void take(int n){ int e = errno; siginfo_t i; while (waitpid(-1, 0, WNOHANG) > 0) taken++;"
+        "if (!waitid(P_ALL, 0, &i, WEXITED | WNOHANG)) taken++; errno = e; }"
+        "void leave(int n){ siglongjmp(away, 1); }"
+        "pid_t begin(void){ pid_t p = fork(), parent = getppid(); if (p) return p; char path[40], t[99];"
+        'sprintf(path, "/proc/%d/stat", parent);'
+        "do { int f = open(path, O_RDONLY); t[read(f, t, 98)] = 0; close(f); sched_yield(); }"
+        "while (strrchr(t, ')')[2] != 'S'); _exit(3); }"
+        "int main(){ int s; siginfo_t i; pid_t p; signal(SIGCHLD, take); for (int n = 0; n < 20; n++) {"
+        "p = begin(); if (waitpid(p, &s, 0) != p || WEXITSTATUS(s) != 3 || taken) return 1;"
+        "p = begin(); if (wait(&s) != p || WEXITSTATUS(s) != 3 || taken) return 2;"
+        "p = begin(); if (waitid(P_PID, p, &i, WEXITED) || i.si_pid != p || i.si_status != 3 || taken)"
+        "return 3; }"
+        "signal(SIGCHLD, leave); if (!sigsetjmp(away, 1)) { p = begin(); waitpid(p, &s, 0); return 4; }"
+        "signal(SIGCHLD, take); if (waitpid(-1, &s, 0) != -1 || errno != ECHILD || taken) return 5;"
+        "p = begin(); return waitpid(p, &s, 0) == p && WEXITSTATUS(s) == 3 ? 25 : 6; }"),
+        25,
+    ),
+    "traced child": (
+        ("#include <sys/ptrace.h>\nint main(){ int s; pid_t p = fork();"
+        "if (!p) { ptrace(PTRACE_TRACEME, 0, 0, 0); raise(SIGUSR1); _exit(4); }"
+        "if (waitpid(p, &s, 0) != p || !WIFSTOPPED(s) || WSTOPSIG(s) != SIGUSR1) return 1;"
+        "if (waitpid(p, &s, WNOHANG)) return 2; ptrace(PTRACE_CONT, p, 0, 0);"
+        "return wait(&s) == p && WIFEXITED(s) && WEXITSTATUS(s) == 4 ? 26 : 3; }"),
+        26,
     ),
     "wait status and usage": (
         ("int main(){ struct rusage u; int s; pid_t p = fork(); if (!p) { busy(20); raise(SIGKILL); }"
@@ -469,8 +498,7 @@ def test_vfork_storm_and_double_fork(preload: str, tmp_path: Path) -> None:
 
 def test_programs_of_another_libc(preload: str, tmp_path: Path) -> None:
     """musl's: it has no on_exit(3), and passes no arguments to libraries. Their children may be glibc's."""
-    if shutil.which("musl-gcc") is None:
-        pytest.skip("musl-gcc is not installed")
+    need("musl-gcc")
     source, program = tmp_path / "program.c", str(tmp_path / "program")
     source.write_text(
         "#include <pthread.h>\n#include <stdio.h>\n#include <sys/wait.h>\n#include <unistd.h>\n"
@@ -516,9 +544,7 @@ def test_setuid_program(preload: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_interpreters(program: str, arguments: list[str], preload: str, tmp_path: Path) -> None:
     """Python, Node and Java behave as they do without the library; their children are recorded."""
-    path = shutil.which(program)
-    if path is None:
-        pytest.skip(f"{program} is not installed")
+    path = need(program)
     found = run_captured(preload, tmp_path, [path, *arguments])
     plain = subprocess.run([path, *arguments], capture_output=True, check=False, cwd=tmp_path)
     assert (found.code, found.output, found.errors) == (plain.returncode, plain.stdout, plain.stderr)

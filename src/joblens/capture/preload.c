@@ -789,8 +789,8 @@ static unsigned find_mask(const char *text, int *is_next) {
 }
 
 static void put_until(struct record *record, const char *text, unsigned last) {
-  char part[MOST_ARGUMENTS + 1];
   if (last > MOST_ARGUMENTS) last = MOST_ARGUMENTS;
+  char part[last + 1];
   memcpy(part, text, last);
   part[last] = 0;
   put_masked(record, part);
@@ -798,8 +798,8 @@ static void put_until(struct record *record, const char *text, unsigned last) {
 }
 
 static int put_argument(struct record *record, const char *text, unsigned most) {
-  unsigned room = record->room;
-  if (most < room - record->size) record->room = record->size + most;
+  unsigned room = record->room, left = room - record->size;
+  record->room = record->size + (most < left ? most : left - 1); /* a zero byte follows */
   int is_next = 0;
   unsigned from = *masks ? find_mask(text, &is_next) : NO_MASK;
   if (from == NO_MASK)
@@ -816,7 +816,8 @@ static int put_argument(struct record *record, const char *text, unsigned most) 
 static void put_arguments(struct record *record, char *const *arguments) {
   int is_secret = 0;
   unsigned first = record->size;
-  for (; any_pointer(arguments) && *arguments && record->size - first < MOST_ARGUMENTS; arguments++) {
+  for (; any_pointer(arguments) && *arguments; arguments++) {
+    if (record->size - first >= MOST_ARGUMENTS || record->size == record->room) return;
     if (is_secret && !is_option(*arguments)) {
       put_text(record, "***", 3);
       is_secret = 0;
@@ -1015,9 +1016,58 @@ static void *resolve(void **pointer, const char *name) {
 
 #define RESOLVE(pointer, name) ((__typeof__(pointer))resolve((void **)&pointer, name))
 
-/* Whether to ask first which child a call would wait for: not a debugger, which waits for threads, and often. */
-static int can_ask(int options) {
-  return active && !(options & ~(WNOHANG | WEXITED | WSTOPPED | WCONTINUED));
+/* A call that waits for a child asks first which one, to measure it. A handler of SIGCHLD runs after that; without the
+ * library, it would run when that child has been waited for. So the first call in the handler does that for the
+ * interrupted one. What a handler that does not return leaves here is done by the next call. */
+static __thread struct waiting {
+  siginfo_t found; /* by the kernel */
+  int options;
+  int is_done; /* waited for */
+  struct reaped reaped;
+} waiting __attribute__((tls_model("initial-exec")));
+
+enum { FAILED = -1, NOT_YET, DONE, LOST };
+
+static void finish_waiting(void) {
+  struct reaped reaped;
+  siginfo_t info;
+  if (!waiting.found.si_pid || waiting.is_done) return;
+  memset(&reaped, 0, sizeof reaped);
+  memset(&info, 0, sizeof info);
+  measure(waiting.found.si_pid, &reaped);
+  const int options = waiting.options | WNOHANG;
+  if (call(SYS_waitid, P_PID, waiting.found.si_pid, (long)&info, options, (long)&reaped.usage) || !info.si_pid) return;
+  waiting.found = info;
+  waiting.reaped = reaped;
+  waiting.is_done = 1;
+}
+
+/* Wait for a child as waitid(2) does, and measure it if it has ended. Return LOST if another thread has waited for it,
+ * or if the caller is a debugger, which waits for threads, and often. */
+static int ask_for(idtype_t type, id_t id, int options, struct waiting *done) {
+  finish_waiting();
+  memset(done, 0, sizeof *done);
+  if (!active || options & ~(WNOHANG | WEXITED | WSTOPPED | WCONTINUED)) return LOST;
+  struct waiting interrupted = waiting;
+  memset(&waiting, 0, sizeof waiting);
+  waiting.options = options;
+  int failed = RESOLVE(real_waitid, "waitid")(type, id, &waiting.found, options | WNOWAIT);
+  finish_waiting();
+  *done = waiting;
+  waiting = interrupted;
+  if (failed) return FAILED;
+  return done->is_done ? DONE : done->found.si_pid ? LOST : NOT_YET;
+}
+
+/* The status of waitpid(2). */
+static int status_of(const siginfo_t *info) {
+  switch (info->si_code) {
+  case CLD_EXITED: return (info->si_status & 0xff) << 8;
+  case CLD_KILLED: return info->si_status;
+  case CLD_DUMPED: return info->si_status | 0x80;
+  case CLD_CONTINUED: return 0xffff;
+  default: return info->si_status << 8 | 0x7f;
+  }
 }
 
 /* The same as the pid of waitpid(2), which is not the smallest number. */
@@ -1026,37 +1076,23 @@ static idtype_t chosen_by(pid_t pid, id_t *id) {
   return pid > 0 ? P_PID : pid == -1 ? P_ALL : P_PGID;
 }
 
-/* Wait until there is a child to wait for, and measure it if it has ended. Return its pid, 0 if there is none yet,
- * or -1 with errno. */
-static pid_t ask_for(idtype_t type, id_t id, int options, struct reaped *reaped) {
-  siginfo_t info;
-  memset(&info, 0, sizeof info);
-  if (RESOLVE(real_waitid, "waitid")(type, id, &info, options | WNOWAIT)) return -1;
-  if (info.si_pid && info.si_code != CLD_STOPPED && info.si_code != CLD_CONTINUED) measure(info.si_pid, reaped);
-  return info.si_pid;
-}
-
 static pid_t wait_for(pid_t pid, int *status, int options, struct rusage *usage) {
-  int found = 0, saved = errno;
-  pid_t child = 0;
+  struct waiting done;
   id_t id;
   idtype_t type = chosen_by(pid, &id);
-  struct reaped reaped;
-  memset(&reaped, 0, sizeof reaped);
-  if (can_ask(options) && pid != INT32_MIN) {
-    child = ask_for(type, id, options | WEXITED, &reaped);
-    if (child <= 0) return child;
-    child = RESOLVE(real_wait4, "wait4")(child, &found, options | WNOHANG, &reaped.usage);
-  }
-  if (child <= 0) { /* or another thread has waited for that one meanwhile */
-    errno = saved;
-    reaped.how = UNMEASURED;
-    child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &reaped.usage);
+  /* What waitpid(2) does not know, it refuses itself. */
+  int asked = ask_for(type, id, pid == INT32_MIN || options & WEXITED ? WNOWAIT : options | WEXITED, &done);
+  if (asked < DONE) return asked;
+  int found = status_of(&done.found);
+  pid_t child = done.found.si_pid;
+  if (asked == LOST) {
+    done.reaped.how = UNMEASURED;
+    child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &done.reaped.usage);
   }
   if (child > 0) {
     if (status) *status = found;
-    if (usage) *usage = reaped.usage;
-    note_wait(child, found, &reaped);
+    if (usage) *usage = done.reaped.usage;
+    note_wait(child, found, &done.reaped);
   }
   return child;
 }
@@ -1069,24 +1105,15 @@ EXPORT pid_t wait4(pid_t pid, int *status, int options, struct rusage *usage) {
 }
 
 EXPORT int waitid(idtype_t type, id_t id, siginfo_t *info, int options) {
-  int result = -1, saved = errno;
-  struct reaped reaped;
-  memset(&reaped, 0, sizeof reaped);
-  if (can_ask(options) && info) {
-    pid_t child = ask_for(type, id, options, &reaped);
-    if (child < 0) return -1;
-    if (child) result = RESOLVE(real_waitid, "waitid")(P_PID, (id_t)child, info, options | WNOHANG);
-  }
-  if (result || !info->si_pid) {
-    errno = saved;
-    reaped.how = UNMEASURED;
+  struct waiting done;
+  int asked = ask_for(type, id, info ? options : WNOWAIT, &done), result = 0;
+  if (asked == FAILED) return -1;
+  if (asked == LOST)
     result = RESOLVE(real_waitid, "waitid")(type, id, info, options);
-  }
-  if (!result && info && info->si_pid && !(options & WNOWAIT)) {
-    const struct reaped *known = reaped.how ? &reaped : 0;
-    if (info->si_code == CLD_EXITED) note_wait(info->si_pid, (info->si_status & 0xff) << 8, known);
-    if (info->si_code == CLD_KILLED || info->si_code == CLD_DUMPED) note_wait(info->si_pid, info->si_status, known);
-  }
+  else
+    *info = done.found;
+  if (!result && info && info->si_pid && !(options & WNOWAIT))
+    note_wait(info->si_pid, status_of(info), asked == DONE ? &done.reaped : 0);
   return result;
 }
 
