@@ -198,29 +198,42 @@ def test_an_archive_stays_until_the_end_is_known(
 def test_hostile_archives_stop_no_other(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence each, nothing outside of the store, and the good ones are stored, also in parallel."""
-    folder = tmp_path / "in"
+    """One sentence each, links included, which somebody may have put there; nothing outside of the store, and
+    the good ones are stored, also in parallel. Records that are none are named, too."""
+    folder, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
     for number, name in enumerate(HOSTILE):
         (folder / str(number)).mkdir(parents=True)
         HOSTILE[name][0](make_archive(folder / str(number), f"bad{number}"))
-    for id in ("1", "2"):
-        make_archive(folder, id)
+    elsewhere.mkdir()
+    (folder / "link.joblens").symlink_to(make_archive(elsewhere, "9"))
+    (folder / "link").symlink_to(elsewhere)
+    torn = make_archive(folder, "1", records=b"x" * 54 + make_records())
+    make_archive(folder, "2")
     before = sorted(tmp_path.rglob("*"))
     assert main(["submit", str(folder), "--workers", "2"]) == 3
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == "2 archives stored: 4 processes, 4 threads"
-    assert out.splitlines()[-1] == f"{len(HOSTILE)} archives not stored"
-    assert len(err.splitlines()) == len(HOSTILE)
+    assert out.splitlines()[-1] == f"{len(HOSTILE) + 2} archives not stored"
+    lines = err.splitlines()
+    assert lines[:2] == [
+        f"joblens: {folder}/{name}: a link in a folder is not followed" for name in ("link", "link.joblens")
+    ]
+    skipped = f"{torn}: capture on c1: 54 bytes in 1 places are no whole records and were skipped"
+    assert f"joblens: {skipped}" in lines
+    assert len(lines) == len(HOSTILE) + 3
     assert [path for path in sorted(tmp_path.rglob("*")) if home not in (path, *path.parents)] == before
     with Store(home) as store:
         assert sorted(job.id for job in store.jobs()) == ["1", "2"]
+        assert skipped.partition(": ")[2] in store.job("1").data.problems
 
 
 def test_a_dry_run_stores_nothing(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It reads all of it."""
-    path = make_archive(tmp_path)
+    path = make_archive(tmp_path, records=make_records() + b"x")
     assert main(["submit", "--dry-run", str(path)]) == 0
-    assert capsys.readouterr().out == "1 archive can be stored: 2 processes, 2 threads\n"
+    out, err = capsys.readouterr()
+    assert out == "1 archive can be stored: 2 processes, 2 threads\n"
+    assert "capture on c1: 1 bytes in 1 places are no whole records" in err
     assert not home.exists()
 
 

@@ -38,20 +38,21 @@ def run(options: argparse.Namespace) -> int:
 
     workers = check_workers(options.workers)
     use_masks()
-    archives = list(dict.fromkeys(find_archives([Path(path) for path in options.paths])))
+    found: list[Outcome] = []
+    archives = list(dict.fromkeys(find_archives(map(Path, options.paths), found.append)))
+    warn(outcome.problem for outcome in found)
     if not archives:
         warn(["no archive is there: joblens stage makes one"])
         return 3
     home, show = find_home(), progress("archives")
     if not options.dry_run:
         make_home(home)
-    found: list[Outcome] = []
-    for outcome in _submit_all(home, archives, workers, options.dry_run):
+    for number, outcome in enumerate(_submit_all(home, archives, workers, options.dry_run), 1):
         found.append(outcome)
         kept = remove_final(outcome) if options.remove else ""
-        warn([it for it in (outcome.problem, outcome.waits, kept) if it])
+        warn(filter(None, (outcome.problem, *outcome.warnings, outcome.waits, kept)))
         if show:
-            show(len(found), len(archives))
+            show(number, len(archives))
     write(_render(found, options.dry_run, options.json))
     return 3 if any(outcome.problem for outcome in found) else 0
 

@@ -55,8 +55,8 @@ def take(source: Source, path: Path) -> Taken:
     """Store an archive of joblens or of EPMT. A failure is in the result."""
     if not is_epmt(path.name):
         outcome = submit(source.home, path, source.accounting)
-        waits = (outcome.waits,) if outcome.waits else ()
-        return Taken(outcome.problem, outcome.outside, outcome.is_known, waits)
+        warnings = filter(None, (*outcome.warnings, outcome.waits))
+        return Taken(outcome.problem, outcome.outside, outcome.is_known, tuple(warnings))
     try:
         result = import_epmt(source.home, [path], source.zone, source.cluster, check_owner=os.geteuid() == 0)
     except (OutsideError, OSError) as error:  # the catalog cannot be opened

@@ -90,17 +90,30 @@ class Outcome(NamedTuple):
     problem: str = ""  # why it was not stored
     outside: bool = False  # because of a disk, a server or the like: it can be stored later
     waits: str = ""  # why its record is not in the database yet
+    warnings: tuple[str, ...] = ()  # what is missing in it
 
 
-def find_archives(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield each archive, and those in each folder; links in a folder are not followed."""
+def find_archives(
+    paths: Iterable[Path], refuse: Callable[[Outcome], object] = lambda outcome: None
+) -> Iterator[Path]:
+    """Yield each archive, and those in each folder. In a folder, links are refused, which somebody else may
+    have made, and folders that cannot be read."""
+
+    def refuse_folder(error: OSError) -> None:
+        refuse(Outcome(Path(error.filename), problem=sentence(error)))
+
     for path in paths:
         if not path.is_dir():
             yield path
             continue
-        for folder, _, names in os.walk(path):
-            found = (Path(folder) / name for name in sorted(names) if name.endswith(SUFFIX))
-            yield from (it for it in found if not it.is_symlink())
+        for folder, folders, names in os.walk(path, onerror=refuse_folder):
+            folders.sort()
+            archives = {name for name in names if name.endswith(SUFFIX)}
+            for name in sorted((*folders, *archives)):
+                if (it := Path(folder) / name).is_symlink():
+                    refuse(Outcome(it, problem=f"{it}: a link in a folder is not followed"))
+                elif name in archives:
+                    yield it
 
 
 def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False) -> Outcome:
@@ -117,11 +130,10 @@ def submit(home: Home, path: Path, accounting: Accounting, dry_run: bool = False
 
 
 def _check(archive: Archive) -> Outcome:
-    found = _describe(archive)
+    found, problems = _describe(archive), list[str]()
     for number in range(len(archive.manifest.files)):
-        processes, threads = _read(archive, number, [])
-        found = _counted(found, processes, threads)
-    return found
+        found = _counted(found, *_read(archive, number, problems))
+    return _warned(found, problems)
 
 
 def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessColumns, ThreadColumns]:
@@ -165,14 +177,14 @@ def _submit(home: Home, archive: Archive, accounting: Accounting) -> Outcome:
         if len(manifest.files) > 1:  # of a damaged archive nothing is stored
             for number in range(len(manifest.files)):
                 archive.pass_records(number, lambda piece: None)
-        lake, problems = Lake(home.lake), list(manifest.problems)
+        lake, problems = Lake(home.lake), list[str]()
         rows = _Rows(lake, manifest, _find_record(home, manifest) is not None)
         for number in range(len(manifest.files)):
             found = rows.save(found, number, *_read(archive, number, problems))
-        found = found._replace(waits=_save_record(home, lake, manifest, accounting, problems))
+        waits = _save_record(home, lake, manifest, accounting, [*manifest.problems, *problems])
         make_folder(done.parent)
         write_whole(str(done), render_json({"job": manifest.job.id, "archive": archive.path.name}))
-    return found
+    return _warned(found._replace(waits=waits), problems)
 
 
 def _is_trusted(archive: Archive) -> bool:
@@ -222,6 +234,10 @@ def _describe(archive: Archive) -> Outcome:
 def _counted(found: Outcome, processes: ProcessColumns, threads: ThreadColumns) -> Outcome:
     more = len(processes.program), len(threads.name)
     return found._replace(processes=found.processes + more[0], threads=found.threads + more[1])
+
+
+def _warned(found: Outcome, problems: list[str]) -> Outcome:
+    return found._replace(warnings=tuple(f"{found.path}: {it}" for it in problems))
 
 
 class _Rows:
