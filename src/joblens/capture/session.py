@@ -103,6 +103,7 @@ def _own_times(usage: resource.struct_rusage, clocks: Optional[Clocks]) -> Tuple
         return _UNKNOWN, _UNKNOWN
     ran, ticked, ticked_user = clocks
     if ran + _LATE < user + system:
-        user = min(user, ran * ticked_user / ticked if ticked_user < ticked else ran)
-        system = min(system, ran - user)
+        own = min(user, ran * ticked_user / ticked if ticked_user < ticked else ran)
+        user = max(own, ran - system)
+        system = ran - user
     return round(user * 1e6), round(system * 1e6)
