@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from capture.made import KILLED, RECORDS, store_captured
+from capture.made import KILLED, RECORDS, make_record, store_captured
 from joblens.cli import main
 from joblens.store.home import find_home
-from store.made import end_job, new_home
+from store.made import START, end_job, new_home
 
 
 @pytest.fixture
@@ -86,6 +86,17 @@ def test_gantt_draws_when_each_process_ran(
     assert [line.count("█") for line in lines] == [35, 15, 22]
     assert {line.index("█") for line in lines} == {head.index("0")}
     assert max(map(len, [head, *lines])) <= 80
+
+
+def test_gantt_of_a_process_without_a_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of one that was killed at once: it is where it ended, with a line for its end."""
+    fields = {"time": int((START + 4) * 1e9), "pid": 7, "start": 7, "child": 19, "status": 9}
+    store_captured(find_home(home), "late", RECORDS + make_record("W", **fields))
+    joblens("job", "late", "--gantt")
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [(line.split()[0], line.count("─")) for line in lines] == [
+        ("7", 0), ("8", 0), ("9", 0), ("19", 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("home")

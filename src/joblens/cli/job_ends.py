@@ -149,11 +149,13 @@ def _sorted(table: EndTable[End], options: argparse.Namespace, sort: str) -> lis
 
 
 def _sort_key(table: EndTable[End], sort: str) -> Column:
+    import numpy
+
     names = table.kind._fields
+    began, ended = table.columns("began_seconds", "ended_seconds")
     if sort == "start":
-        return table.columns("began_seconds")[0]
+        return numpy.where(numpy.isnan(began), ended, began)
     if sort == "duration":
-        began, ended = table.columns("began_seconds", "ended_seconds")
         return ended - began
     if sort == "memory":
         (found,) = table.columns("memory_peak_bytes" if "memory_peak_bytes" in names else "pid")
@@ -219,15 +221,13 @@ def _span(table: EndTable[EndedProcess]) -> tuple[float, float]:
 
 
 def _bar(process: EndedProcess, first: float, last: float, width: int) -> str:
-    """Draw when it ran; of one whose end is unknown only its start."""
-    if process.began_seconds is None:
+    """Draw when it ran; only a line where its start or its end is unknown."""
+    known = [it for it in (process.began_seconds, process.ended_seconds) if it is not None]
+    if not known:
         return ""
     scale = width / max(last - first, 1e-9)
-    begin = min(int((process.began_seconds - first) * scale), width - 1)
-    if process.ended_seconds is None:
-        return " " * begin + "─"
-    end = min(int((process.ended_seconds - first) * scale), width - 1)
-    return " " * begin + "█" * max(end - begin + 1, 1)
+    begin, end = (min(int((it - first) * scale), width - 1) for it in (known[0], known[-1]))
+    return " " * begin + ("█" if len(known) > 1 else "─") * max(end - begin + 1, 1)
 
 
 def _threads(source: JobSource, options: argparse.Namespace) -> _View:
