@@ -30,6 +30,7 @@ from joblens.capture.library import (
 from joblens.capture.records import START, UNKNOWN, parse_records
 from joblens.core.secrets import MASKS, mask_arguments
 from programs import need
+from small_disk import mounted
 
 pytestmark = [
     pytest.mark.real,
@@ -469,6 +470,20 @@ def test_library_that_is_preloaded_already_stays() -> None:
     assert first == b"/theirs.so:" + LIBRARY.encode()
     assert capture_environment({b"LD_PRELOAD": first}, "/", LIBRARY)[b"LD_PRELOAD"] == first
     assert not is_preloadable("/a b/x.so")
+
+
+@pytest.mark.parametrize("left", [0, 40])
+def test_a_full_disk(preload: str, tmp_path: Path, left: int) -> None:
+    """Programs run as without the library, and the mode of the file says that records are missing."""
+    with mounted(tmp_path / "records", 256 << 10) as disk:
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        (disk / "rest").write_bytes(bytes(free - (left << 10)))
+        script = "for i in $(seq 100); do /bin/true; done; echo x; exit 3"
+        found = run_captured(preload, tmp_path, ["/bin/bash", "-c", script])
+        (path,) = disk.glob("*.capture")
+        assert (found.code, found.output, found.errors) == (3, b"x\n", b"")
+        assert len(found.processes) < 102
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_many_processes_at_once(preload: str, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joblens.core.errors import MalformedError
-from joblens.jobs.archive import Manifest, NodeRecords, open_archive
+from joblens.jobs.archive import Manifest, NodeRecords, Source, open_archive, write_archive
+from store.made import START
 
 from .archives import change_manifest, make_archive, make_job, make_records, read_members, rewrite
 
@@ -46,6 +47,18 @@ def test_the_same_records_have_the_same_digest(tmp_path: Path) -> None:
     again = one.replace(end=one.end + 60, joblens="9")
     other = one.replace(files=[NodeRecords(node="c1", bytes=1, sha256="0" * 64)])
     assert one.digest == again.digest != other.digest
+
+
+def test_records_that_could_not_be_written(tmp_path: Path) -> None:
+    """Their file says so by its mode, and the archive in words."""
+    records = tmp_path / "records"
+    records.write_bytes(make_records())
+    records.chmod(0o700)
+    made = Manifest(job=make_job(), start=START, end=START + 1, problems=["c2 is missing"])
+    made = write_archive(tmp_path / "42.joblens", made, [Source("c1", records)])
+    why = "capture on c1: processes can be missing, as the disk was full, or files may not be larger"
+    assert made.problems == ["c2 is missing", why]
+    assert _read(tmp_path / "42.joblens")[0] == made
 
 
 def _link(path: Path) -> Path:

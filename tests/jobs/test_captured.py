@@ -83,6 +83,15 @@ def test_damaged_records_are_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_records_that_could_not_be_written(tmp_path: Path) -> None:
+    """On a full disk the mode of the file is all that says so."""
+    home, found = _job(tmp_path)
+    (found.folder / "capture/c1.capture").chmod(0o700)
+    assert complete(home, found).data.problems == [
+        "capture on c1: processes can be missing, as the disk was full, or files may not be larger"
+    ]
+
+
 def test_records_of_a_shared_store_are_on_the_node(tmp_path: Path) -> None:
     """They are found through a link, and deleted with it. Where they are not, the record states that."""
     home, found = _job(tmp_path / "store")

@@ -289,16 +289,6 @@ def test_a_report_says_what_is_known(home: Path, tmp_path: Path, capsys: pytest.
     assert "missed" not in text
 
 
-def test_a_full_file_of_records_is_reported(
-    monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path
-) -> None:
-    """The library writes no more then, and nobody else would notice."""
-    monkeypatch.setattr("joblens.capture.records._FULL", len(make_records()))
-    submit(new_home(home), make_archive(tmp_path), ask_nobody)
-    with Store(home) as store:
-        assert any("the file of records is full" in it for it in store.job("42").data.problems)
-
-
 def _raise(job: BatchJob) -> BatchJob | None:
     raise ZeroDivisionError("what nobody expects")
 

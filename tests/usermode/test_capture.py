@@ -298,7 +298,9 @@ def test_collecting_takes_regular_files_only(tmp_path: Path) -> None:
     (records / "c1.capture").symlink_to("/etc/hostname")
     (tmp_path / "link").symlink_to(records)
     assert _collect(tmp_path / "link", target) == {}
+    (records / "-n.capture").chmod(0o700)  # some are missing
     assert _collect(records, target) == {"-n.capture": b"x"}
+    assert stat.S_IMODE((target / "-n.capture").stat().st_mode) == 0o700
     assert not records.exists()
 
 

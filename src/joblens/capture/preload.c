@@ -37,6 +37,7 @@
 #define SMALL 512
 #define LARGEST_FILE (512L << 20) /* a job that starts millions of processes must not fill the disk */
 #define LIMIT_MARGIN (64 << 10)
+#define INCOMPLETE 0700 /* mode of the file if a record could not be written, as on a full disk */
 #define MOST_THREADS 4096
 #define MOST_ARGUMENTS 2048
 #define LARGEST_EXEC 2048 /* a child of vfork(2) may have a small stack */
@@ -243,7 +244,8 @@ static void append(struct record *record) {
   int fd = open_file(), own = fd >= 0;
   if (!own && is_file(held, file_path)) fd = held;
   if (fd < 0) return;
-  if (has_room(fd, record->size)) CALL(SYS_write, fd, record->data, record->size, 0);
+  if (!has_room(fd, record->size) || CALL(SYS_write, fd, record->data, record->size, 0) != (long)record->size)
+    CALL(SYS_fchmod, fd, INCOMPLETE, 0, 0);
   if (own) CALL(SYS_close, fd, 0, 0, 0);
 }
 

@@ -27,7 +27,7 @@ MOST_PID = 1 << 31
 MOST = 1 << 62  # no kernel reports as much: from here on a number counts as unknown
 _HEADER = struct.Struct("<4sIHcB")
 LARGEST = 4096
-_FULL = (512 << 20) - LARGEST  # the library writes no more than 512 MiB
+_INCOMPLETE = 0o100  # in the mode of the file, as a full disk has no room for words: records are missing
 
 _PROCESS = ("time", "pid", "start", "parent")
 _RUSAGE = (
@@ -122,9 +122,10 @@ def _make(kind: bytes, data: bytes, at: int, count: int, size: int) -> Record:
     return Record(name, fields, texts)
 
 
-def describe_full(name: str, size: int) -> list[str]:
-    """Return a problem if the library has stopped writing because its file was full."""
-    return [f"{name}: the file of records is full; later processes are missing"] if size >= _FULL else []
+def describe_missing(name: str, mode: int) -> list[str]:
+    """Return a problem if the library could not write all records to a file of that mode."""
+    why = "the disk was full, or files may not be larger"
+    return [f"{name}: processes can be missing, as {why}"] if mode & _INCOMPLETE else []
 
 
 def describe_damage(name: str, damage: Damage) -> list[str]:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 from msgspec import Meta, field
 
 from joblens import __version__
+from joblens.capture.records import describe_missing
 from joblens.core.errors import MalformedError
 from joblens.core.files import publish, unfinished_name
 from joblens.core.json_file import parse_json, render_json
@@ -101,8 +102,9 @@ def write_archive(target: Path, manifest: Manifest, sources: Sequence[Source]) -
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, False, 6) as archive:
-            files = [_add(archive, number, source) for number, source in enumerate(sources)]
-            manifest = manifest.replace(files=files)
+            problems = list(manifest.problems)
+            files = [_add(archive, number, source, problems) for number, source in enumerate(sources)]
+            manifest = manifest.replace(files=files, problems=problems)
             archive.writestr(_entry(_MANIFEST), render_json(manifest.to_dict()))
         publish(unfinished, str(target))
     except BaseException:
@@ -141,11 +143,13 @@ def change_archive(path: Path, change: Callable[[Manifest], Manifest]) -> Manife
     return manifest
 
 
-def _add(archive: zipfile.ZipFile, number: int, source: Source) -> NodeRecords:
+def _add(archive: zipfile.ZipFile, number: int, source: Source, problems: list[str]) -> NodeRecords:
     """Add a file that may still grow: what was there at the beginning."""
     digest, count = hashlib.sha256(), 0
     with source.path.open("rb") as file, archive.open(_entry(_member(number)), "w") as target:
-        left = min(os.fstat(file.fileno()).st_size, _LARGEST_FILE)
+        status = os.fstat(file.fileno())
+        problems += describe_missing(f"capture on {source.node}", status.st_mode)
+        left = min(status.st_size, _LARGEST_FILE)
         while left and (piece := file.read(min(_PIECE, left))):
             digest.update(piece)
             target.write(piece)

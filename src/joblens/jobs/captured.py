@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joblens.capture.native_rows import is_available, read_rows
 from joblens.capture.processes import Merger
-from joblens.capture.records import Damage, Records, describe_damage, describe_full
+from joblens.capture.records import Damage, Records, describe_damage, describe_missing
 from joblens.capture.session import FOLDER, SUFFIX, remove_folder
 from joblens.capture.sets import JobKey, process_rows, thread_rows
 from joblens.core.errors import sentence
@@ -51,6 +51,7 @@ def _is_own(folder: Path) -> bool:
 def _rows_of(path: Path, facts: JobFacts, problems: list[str]) -> Iterator[Rows]:
     name = path.name.removesuffix(SUFFIX)
     try:
+        problems += describe_missing(f"capture on {name}", path.stat().st_mode)
         data = path.read_bytes()
     except OSError as error:
         problems.append(f"the records of processes on {name} are lost: {sentence(error)}")
@@ -62,7 +63,6 @@ def make_rows(job: JobKey, data: bytes, problems: list[str]) -> Iterator[Rows]:
     """Yield the processes and threads in the records of a node. Damage is added to `problems`."""
     *found, damage = (read_rows(job, data) if is_available() else None) or _merge(job, data)
     problems += describe_damage(f"capture on {job[2]}", damage)
-    problems += describe_full(f"capture on {job[2]}", len(data))
     for rows in found:
         yield from _chunks(rows)
 

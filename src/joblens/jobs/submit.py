@@ -24,7 +24,7 @@ from joblens.analysis.summary import summarise
 from joblens.analysis.window_report import inputs_of
 from joblens.capture.columns import ProcessColumns, ThreadColumns, basename, new_reader
 from joblens.capture.processes import Program
-from joblens.capture.records import describe_damage, describe_full
+from joblens.capture.records import describe_damage
 from joblens.collectors.ends.sets import PROCESS_END, THREAD_END
 from joblens.core.errors import MalformedError, OutsideError, sentence
 from joblens.core.files import make_folder, write_whole
@@ -142,7 +142,6 @@ def _read(archive: Archive, number: int, problems: list[str]) -> tuple[ProcessCo
     archive.pass_records(number, reader.take)
     reader.finish()
     problems += describe_damage(f"capture on {file.node}", reader.damage)
-    problems += describe_full(f"capture on {file.node}", file.bytes)
     processes, threads = reader.merge()
     own = {(it.pid, it.start) for it in archive.manifest.own if it.node == file.node}
     if not own:

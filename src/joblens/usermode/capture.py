@@ -46,7 +46,8 @@ _LOCAL = "/tmp"  # noqa: S108 (mkdtemp makes a folder there)
 _PREFIX = "joblens-capture-"
 _COLLECT_SECONDS = 300.0
 # As the job's user, on each of its other hosts, where another user may have created the folder first. Under
-# another name first: a copy may be cut off. What was collected before stays, unless this begins with it.
+# another name first: a copy may be cut off. What was collected before stays, unless this begins with it. The
+# mode says whether records are missing.
 COLLECT = """cd "$1" 2>/dev/null && [ -O . ] && [ ! -L "$1" ] || exit 0
 umask 077
 for file in *.capture; do
@@ -56,7 +57,9 @@ for file in *.capture; do
         cat "$old" "./$file"
     else
         cat "./$file"
-    fi >"$2/.$file" && mv -f "$2/.$file" "$old" || exit 1
+    fi >"$2/.$file" || exit 1
+    if [ -x "./$file" ] || [ -x "$old" ]; then chmod u+x "$2/.$file"; fi
+    mv -f "$2/.$file" "$old" || exit 1
 done
 rm -rf "$1"
 """
@@ -311,7 +314,8 @@ def _collect(session: CaptureSession) -> list[str]:
 def _copy_records(records: str, target: Path) -> list[str]:
     try:
         for name in _own_records(records):
-            shutil.copyfile(os.path.join(records, name), target / name)
+            shutil.copyfile(source := os.path.join(records, name), target / name)
+            shutil.copymode(source, target / name)
     except OSError as error:
         return [f"the records of this host are not collected: {sentence(error)}"]
     return []
