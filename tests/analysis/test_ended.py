@@ -82,7 +82,8 @@ def test_programs_without_the_library_are_named() -> None:
     subshell = captured(4, 1, "/bin/sh", programs=0)
     static = captured(5, 1, "/opt/static", name="static", **outside)
     command = ended(6, 0)._replace(name="unknown", began_seconds=None)
-    others = [shell, killed_before_its_program, killed, subshell]
+    killed_at_once = captured(9, 1, "/bin/sh", start=0, began_seconds=None, signal=9, **outside)
+    others = [shell, killed_before_its_program, killed, subshell, killed_at_once]
     assert find_outside(others) == []
     found = find_outside([*others, static, command, spawned])
     assert found == [static, command, spawned]
