@@ -91,10 +91,23 @@ def test_a_command_that_starts_a_container(stand: Stand) -> None:
 
 
 def test_static_command_is_exact(stand: Stand) -> None:
-    """The command itself is waited for by joblens, which records it as any parent does."""
-    static = compile_program(stand.folder, "int main(){ return 7; }", "-static")
-    assert stand.run([static], "--capture").returncode == 7
-    assert stand.job()["data"]["processes"]["exact"] == 1
+    """The command itself is waited for by joblens, which records it as any parent does. What it starts is not
+    recorded: the report names it, and only the total has that CPU time."""
+    source = """#include <sys/wait.h>
+        #include <time.h>
+        #include <unistd.h>
+        int main() {
+            if (!fork()) { while (clock() < CLOCKS_PER_SEC / 5); _exit(0); }
+            wait(0);
+            return 7; }"""
+    result = stand.run([compile_program(stand.folder, source, "-static")], "--capture")
+    record = stand.job()
+    (process,) = [it for it in record["processes"] if it["exact"]]
+    assert result.returncode == 7
+    assert record["data"]["processes"]["exact"] == 1
+    assert "programs without the library of capture: program; of processes" in " ".join(result.stderr.split())
+    assert process["cpu_seconds"] < 0.1
+    assert record["used"]["cpu_seconds_exact"] > 0.2
 
 
 def test_program_with_address_sanitizer(stand: Stand) -> None:
