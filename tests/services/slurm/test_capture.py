@@ -170,6 +170,7 @@ def _check_codes(processes: list[dict[str, Any]], step: dict[str, Any]) -> None:
         str(rank): 7 if rank == 1 else 0 for rank in range(RANKS)
     }
     assert step["exit_code"] == 7
+    assert [it for it in processes if not it["exact"]] == []
     (killed,) = [it for it in processes if it["signal"] is not None]
     assert (killed["signal"], killed["rank"], killed["step"], killed["parent"]) == (
         9, "2", "1", found["2"]["pid"],
