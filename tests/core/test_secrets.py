@@ -48,6 +48,8 @@ CASES = [
     (["--token", "-abc", "--token", "--verbose"], ["--token", "***", "--token", "--verbose"]),
     (["x --token -abc --token -v"], ["x --token *** --token -v"]),
     (["PWD=/home", "--bypass=1", "--compass", "north"], ["PWD=/home", "--bypass=1", "--compass", "north"]),
+    (["run(['x', '--password', 'a b'], key)", "f('--token', name)", '["--token","a"]'],
+     ["run(['x', '--password', '***'], key)", "f('--token', name)", '["--token","***"]']),
     (["ls", "keys", "passage", "http://host/x"], ["ls", "keys", "passage", "http://host/x"]),
 ]  # fmt: skip
 

@@ -661,9 +661,10 @@ static struct value find_value(const char *text, unsigned first, unsigned last, 
   if (is_quote(text[at + (text[at] == '\\')])) at += 1 + (text[at] == '\\');
   int is_quoted = at > last;
   given = is_one_of(text[at], "=:");
-  if (!given && !is_blank(text[at])) return none;
+  int listed = is_quoted && text[first] == '-' && text[at] == ','; /* '--password', 'VALUE' */
+  if (!given && !listed && !is_blank(text[at])) return none;
   if (!given && text[first] != '-' && !is_bearer(text, first, last)) return none;
-  at = skip_blanks(text, at + given);
+  at = skip_blanks(text, at + (given || listed));
   int is_whole = given && leading && !is_quoted;
   if (!is_whole && is_quote(text[at + (text[at] == '\\')])) {
     at += text[at] == '\\';
@@ -674,7 +675,7 @@ static struct value find_value(const char *text, unsigned first, unsigned last, 
     is_whole = 1;
   if (given)
     at = scheme_end(text, at);
-  else if (!closing && is_option(text + at))
+  else if (!closing && (listed || is_option(text + at)))
     return none;
   if (is_whole) return (struct value){at, (unsigned)strlen(text)};
   return (struct value){at, closing ? quoted_end(text, at, closing) : plain_end(text, at)};

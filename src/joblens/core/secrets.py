@@ -258,9 +258,10 @@ def _find_value(text: str, first: int, last: int, is_leading: bool) -> Optional[
     at = _skip_quote(text, last)
     is_quoted = at > last
     is_given = text[at : at + 1] in ("=", ":")
-    if not is_given and not _takes_next_word(text, first, last, at):
+    is_listed = is_quoted and text[first] == "-" and text[at : at + 1] == ","  # '--password', 'VALUE'
+    if not is_given and not is_listed and not _takes_next_word(text, first, last, at):
         return None
-    at = _skip(f"[{_BLANKS}]+", text, at + is_given)
+    at = _skip(f"[{_BLANKS}]+", text, at + (is_given or is_listed))
     opened, closing = _skip_quote(text, at), ""
     to_end = is_given and is_leading and not is_quoted
     if not to_end and opened > at:
@@ -271,7 +272,7 @@ def _find_value(text: str, first: int, last: int, is_leading: bool) -> Optional[
         to_end = True
     if is_given:
         at = _skip(_SCHEME, text, at)
-    elif not closing and _is_option(text, at):
+    elif not closing and (is_listed or _is_option(text, at)):
         return None
     value = "(?s:.+)" if to_end else _VALUES[closing]
     end = _skip(value, text, at)
