@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.made import make_record
-from joblens.capture.columns import ColumnReader, NativeReader, basename
+from joblens.capture.columns import NativeReader, PlainReader, basename
 from joblens.capture.native_rows import read_rows
 from joblens.capture.processes import Merger
 from joblens.capture.records import FIELDS, LETTERS, MOST, UNKNOWN, WAIT, Records
@@ -28,7 +28,7 @@ from joblens.core import counter_file
 from joblens.core.compile_c import NATIVE_SOURCES, build_native, compile_c
 from joblens.core.model import ABSENT
 
-Kind = Callable[[], ColumnReader]
+Kind = Callable[[], PlainReader | NativeReader]
 
 _SMALL = ("pid", "parent", "child", "start", "thread", "running")
 _TEXTS = {"S": 7, "X": 7, "P": 7, "T": 1}
@@ -50,11 +50,11 @@ def records(draw: st.DrawFn) -> bytes:
     return make_record(kind, *texts, **fields)
 
 
-@pytest.fixture(scope="module", params=[ColumnReader, NativeReader])
+@pytest.fixture(scope="module", params=[PlainReader, NativeReader])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
     """The reader in Python, and that in C, built from the source that is tested."""
-    if request.param is ColumnReader:
-        yield ColumnReader
+    if request.param is PlainReader:
+        yield PlainReader
         return
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
@@ -108,7 +108,7 @@ def test_both_have_the_same(kind: Kind, parts: list[bytes], piece: int) -> None:
 @given(st.lists(st.one_of(records(), records(), st.binary(max_size=20)), max_size=30))
 def test_the_rows_of_a_short_job(kind: Kind, parts: list[bytes]) -> None:
     """Are the same, too; events are left to the others."""
-    if kind is ColumnReader:
+    if kind is PlainReader:
         pytest.skip("it is the C library that merges")
     data = b"".join(parts)
     found, expected = read_rows(("c", "j", "n"), data), by_records(data)

@@ -1,27 +1,20 @@
-"""The records of a node as columns of NumPy: what joblens.capture.processes does, for jobs of many processes.
+"""The records of a node as columns of NumPy, for jobs of many processes.
 
-Records are read piece by piece and merged, in C (joblens/core/capture_records.c) if that was built, else by
-joblens.capture.merging. `processes` is the reference: a test holds all three to the same rows.
+They are merged in C (joblens/core/capture_records.c) if that was built, else by joblens.capture.processes,
+which is the reference: a test holds both to the same rows.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from joblens.capture.merging import (
-    HEADER,
-    NONE,
-    Merge,
-    MergedRecords,
-    RecordMatrix,
-)
 from joblens.capture.processes import (
     NO_PROGRAM,
+    Merger,
     Program,
     make_program,
     scale_counts,
@@ -32,27 +25,25 @@ from joblens.capture.records import (
     COUNTS,
     END,
     EVENTS,
-    EXEC,
     FIELDS,
-    LARGEST,
     LETTERS,
-    MAGIC,
     MOST,
     MOST_PID,
-    SPAWN,
-    START,
     THREAD,
     WAIT,
     Damage,
+    Records,
 )
+from joblens.capture.sets import process_rows, thread_rows
 from joblens.core import counter_file
-from joblens.core.model import ABSENT
+from joblens.core.model import ABSENT, Rows
 
 if TYPE_CHECKING:
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
+    Mask = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
 _PLACES = {kind: {name: place for place, name in enumerate(names)} for kind, names in FIELDS.items()}
-_WITH_TEXTS = frozenset(map(ord, (START, EXEC, SPAWN, THREAD)))
+_NONE = -1  # row of a record
 _GIVEN = (
     "minor_faults", "major_faults", "voluntary_switches", "involuntary_switches", "read_chars",
     "written_chars", "read_calls", "write_calls", "read_bytes", "written_bytes", "cancelled_bytes",
@@ -78,65 +69,72 @@ class ThreadColumns(NamedTuple):
     values: list[Numbers]
 
 
-class ColumnReader:
+class MergedRecords(NamedTuple):
+    """Processes by their number, and the records that belong to them by their rows."""
+
+    keys: dict[str, Numbers]
+    program: Numbers
+    programs: list[Program]
+    images: Numbers
+    began: Numbers
+    ended: Numbers
+    end: Numbers  # row of its end, or _NONE
+    is_last: Mask  # whether the program restricts its system calls since then
+    wait: Numbers  # row of the wait for it, or _NONE
+    peak_before: Numbers  # memory before its program
+    ends: Numbers
+    waits: Numbers
+    threads: Numbers
+    thread_of: list[Numbers]  # process, its start as it was known then, program, and counts before
+    thread_name: Numbers
+    thread_names: list[str]
+    counts: Numbers
+    counts_of: list[Numbers]  # process and program
+
+
+class PlainReader:
     """Takes the bytes of a file in pieces; then has its processes and threads."""
 
     def __init__(self) -> None:
-        self._kinds = {ord(kind): RecordMatrix(kind) for kind in FIELDS}
-        self._merge = Merge(self._kinds)
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        self._merger = Merger()
         self.damage = Damage(0, 0)
 
     def take(self, piece: bytes) -> None:
-        data = self._rest + piece if self._rest else piece
-        self._rest = data[self._scan(data, len(data) - LARGEST) :]
+        self._pieces.append(piece)
 
     def finish(self) -> None:
-        data, self._rest = self._rest, b""
-        self._scan(data, len(data))
-
-    def _scan(self, data: bytes, until: int) -> int:
-        """Take the records that begin before that place. Return where the next one begins."""
-        at, size_all, unpack, adler32 = 0, len(data), HEADER.unpack_from, zlib.adler32
-        offsets: dict[int, list[int]] = {kind: [] for kind in self._kinds}
-        counts: dict[int, list[int]] = {kind: [] for kind in self._kinds}
-        order, view = bytearray(), memoryview(data)  # the kind of each record
-        while at < until:
-            if at + HEADER.size <= size_all:
-                magic, checksum, size, kind, count = unpack(data, at)
-                whole = (
-                    magic == MAGIC and HEADER.size + 8 * count <= size <= LARGEST and at + size <= size_all
-                )
-                if whole and adler32(view[at + 8 : at + size]) == checksum:
-                    if kind in offsets:
-                        offsets[kind].append(at)
-                        counts[kind].append(count)
-                        order.append(kind)
-                        if kind in _WITH_TEXTS:
-                            self._kinds[kind].texts.append(data[at + HEADER.size + 8 * count : at + size])
-                    at += size
-                    continue
-            following = data.find(MAGIC, at + 1)
-            end = size_all if following < 0 else following
-            self.damage = Damage(self.damage.places + 1, self.damage.bytes + end - at)
-            at = end
-        blocks = {kind: self._kinds[kind].add(data, it, counts[kind]) for kind, it in offsets.items() if it}
-        self._merge.take(order, blocks)
-        for kind, it in offsets.items():
-            self._kinds[kind].count += len(it)
-            self._kinds[kind].texts = []
-        return at
+        records, self._pieces = Records(b"".join(self._pieces)), []
+        self._merger.take(records)
+        self.damage = records.damage
 
     def merge(self) -> tuple[ProcessColumns, ThreadColumns]:
         """Return all of them. To be called once, after `finish`."""
-        state = self._state()
-        return _Processes(state).columns(), _thread_columns(state)
+        ends, threads = self._merger.processes(), self._merger.threads
+        programs: dict[Program, int] = {}
+        names: dict[str, int] = {}
+        program = [
+            programs.setdefault(
+                Program(it.executable, it.folder, it.tags, it.rank, it.step, it.command), len(programs)
+            )
+            for it in ends
+        ]
+        name = [names.setdefault(it.name, len(names)) for it in threads]
+        own = ("pid", "start", "parent", "group", "session", "uid")
+        keys = {name: _array([getattr(it, name) for it in ends]) for name in own}
+        of_threads = {
+            "pid": _array([it.pid for it in threads]),
+            "start": _array([it.start for it in threads]),
+            "tid": _array([it.thread for it in threads]),
+        }
+        job = ("", "", "")
+        return (
+            ProcessColumns(keys, _array(program), list(programs), _columns(process_rows(job, ends))),
+            ThreadColumns(of_threads, _array(name), list(names), _columns(thread_rows(job, threads))),
+        )
 
-    def _state(self) -> MergedRecords:
-        return self._merge.state()
 
-
-class NativeReader(ColumnReader):
+class NativeReader:
     """The same in C."""
 
     def __init__(self) -> None:
@@ -148,6 +146,10 @@ class NativeReader(ColumnReader):
 
     def finish(self) -> None:
         self.damage = Damage(*counter_file.native.take_records(self._records, b"", True))
+
+    def merge(self) -> tuple[ProcessColumns, ThreadColumns]:
+        state = self._state()
+        return _Processes(state).columns(), _thread_columns(state)
 
     def _state(self) -> MergedRecords:
         *columns, texts = counter_file.native.merged_records(self._records)
@@ -167,9 +169,17 @@ class NativeReader(ColumnReader):
         )  # fmt: skip
 
 
-def new_reader() -> ColumnReader:
+def new_reader() -> PlainReader | NativeReader:
     is_native = hasattr(counter_file.native, "new_records") and sys.byteorder == "little"
-    return NativeReader() if is_native else ColumnReader()
+    return NativeReader() if is_native else PlainReader()
+
+
+def _array(numbers: list[int]) -> Numbers:
+    return numpy.array(numbers, dtype=numpy.int64)
+
+
+def _columns(rows: Rows) -> list[Numbers]:
+    return list(_array(rows.values).reshape(-1, len(rows.schema.columns)).T)
 
 
 def _rows(kind: str, numbers: Numbers) -> Numbers:
@@ -212,7 +222,7 @@ class _Processes:
         is_own = (wait("own_user") != ABSENT) & (wait("own_system") != ABSENT)
         is_alone = is_own & (wait("own_user") == wait("user")) & (wait("own_system") == wait("system"))
         is_known = is_alone & (state.peak_before != ABSENT) & (wait("peak_kib") > state.peak_before)
-        is_exact = ((state.end != NONE) & ~state.is_last) | is_own
+        is_exact = ((state.end != _NONE) & ~state.is_last) | is_own
         code, signal = _how_ended(_first(wait("status"), end("status")))
         values = [
             state.began, state.ended, is_exact.astype(numpy.int64), code, signal, state.images,
@@ -290,7 +300,7 @@ def _chosen(rows: Numbers, places: Numbers, column: int | None) -> Numbers:
     """Return a field of the record of each process, ABSENT where there is none."""
     found = numpy.full(len(places), ABSENT, dtype=numpy.int64)
     if column is not None:
-        there = places != NONE
+        there = places != _NONE
         found[there] = rows[places[there], column]
     return found
 

@@ -1,6 +1,6 @@
 /* Records of captured processes, merged to one row per process and per thread.
  *
- * The twin of joblens.capture.columns, which says what the records mean: for jobs of many processes, at a tenth of its
+ * The twin of joblens.capture.processes, which says what the records mean: for jobs of many processes, at a tenth of its
  * time. A test holds both to the same rows. Texts are numbered; Python decodes each of them once.
  */
 
