@@ -1022,27 +1022,29 @@ static void *resolve(void **pointer, const char *name) {
 /* A call that waits for a child asks first which one, to measure it. A handler of SIGCHLD runs after that; without the
  * library, it would run when that child has been waited for. So the first call in the handler does that for the
  * interrupted one. What a handler that does not return leaves here is done by the next call. */
+enum { FAILED = -1, NOT_YET, DONE, LOST };
+
 static __thread struct waiting {
   siginfo_t found; /* by the kernel */
   int options;
-  int is_done; /* waited for */
+  int state;
   struct reaped reaped;
 } waiting __attribute__((tls_model("initial-exec")));
-
-enum { FAILED = -1, NOT_YET, DONE, LOST };
 
 static void finish_waiting(void) {
   struct reaped reaped;
   siginfo_t info;
-  if (!waiting.found.si_pid || waiting.is_done) return;
+  if (!waiting.found.si_pid || waiting.state) return;
   memset(&reaped, 0, sizeof reaped);
   memset(&info, 0, sizeof info);
   measure(waiting.found.si_pid, &reaped);
   const int options = waiting.options | WNOHANG;
-  if (call(SYS_waitid, P_PID, waiting.found.si_pid, (long)&info, options, (long)&reaped.usage) || !info.si_pid) return;
-  waiting.found = info;
-  waiting.reaped = reaped;
-  waiting.is_done = 1;
+  if (!call(SYS_waitid, P_PID, waiting.found.si_pid, (long)&info, options, (long)&reaped.usage) && info.si_pid) {
+    waiting.found = info;
+    waiting.reaped = reaped;
+    waiting.state = DONE;
+  } else if (!waiting.state) /* a handler may have done it just now */
+    waiting.state = LOST;
 }
 
 /* Wait for a child as waitid(2) does, and measure it if it has ended. Return LOST if another thread has waited for it,
@@ -1058,8 +1060,7 @@ static int ask_for(idtype_t type, id_t id, int options, struct waiting *done) {
   finish_waiting();
   *done = waiting;
   waiting = interrupted;
-  if (failed) return FAILED;
-  return done->is_done ? DONE : done->found.si_pid ? LOST : NOT_YET;
+  return failed ? FAILED : done->state;
 }
 
 /* The status of waitpid(2). */
@@ -1088,10 +1089,7 @@ static pid_t wait_for(pid_t pid, int *status, int options, struct rusage *usage)
   if (asked < DONE) return asked;
   int found = status_of(&done.found);
   pid_t child = done.found.si_pid;
-  if (asked == LOST) {
-    done.reaped.how = UNMEASURED;
-    child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &done.reaped.usage);
-  }
+  if (asked == LOST) child = RESOLVE(real_wait4, "wait4")(pid, &found, options, &done.reaped.usage);
   if (child > 0) {
     if (status) *status = found;
     if (usage) *usage = done.reaped.usage;
