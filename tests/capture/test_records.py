@@ -35,9 +35,8 @@ def test_torn_record_is_skipped(size: int) -> None:
     records, damage = parse_records(_ONE + _TWO[:size] + _ONE)
     assert [record.kind for record in records] == ["S", "S"]
     assert damage == Damage(1, size)
-    assert describe_damage("n1", damage) == [
-        f"n1: {size} bytes in 1 places are no whole records and were skipped"
-    ]
+    some = "1 byte" if size == 1 else f"{size} bytes"
+    assert describe_damage("n1", damage) == [f"n1: skipped {some} in 1 place: torn records"]
 
 
 @given(st.integers(0, len(_TWO) - 1), st.integers(1, 255))

@@ -78,9 +78,7 @@ def test_damaged_records_are_reported(tmp_path: Path) -> None:
     home, found = _job(tmp_path, _RECORDS + b"JLC1" + b"x" * 50)
     record = complete(home, found)
     assert record.data.processes == ProcessCounts(ended=3, exact=1, sampled=1, counted=1)
-    assert record.data.problems == [
-        "capture on c1: 54 bytes in 1 places are no whole records and were skipped"
-    ]
+    assert record.data.problems == ["capture on c1: skipped 54 bytes in 1 place: torn records"]
 
 
 def test_records_that_could_not_be_written(tmp_path: Path) -> None:

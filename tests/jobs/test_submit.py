@@ -218,7 +218,7 @@ def test_hostile_archives_stop_no_other(
     assert lines[:2] == [
         f"joblens: {folder}/{name}: a link in a folder is not followed" for name in ("link", "link.joblens")
     ]
-    skipped = f"{torn}: capture on c1: 54 bytes in 1 places are no whole records and were skipped"
+    skipped = f"{torn}: capture on c1: skipped 54 bytes in 1 place: torn records"
     assert f"joblens: {skipped}" in lines
     assert len(lines) == len(HOSTILE) + 3
     assert [path for path in sorted(tmp_path.rglob("*")) if home not in (path, *path.parents)] == before
@@ -233,7 +233,7 @@ def test_a_dry_run_stores_nothing(home: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["submit", "--dry-run", str(path)]) == 0
     out, err = capsys.readouterr()
     assert out == "1 archive can be stored: 2 processes, 2 threads\n"
-    assert "capture on c1: 1 bytes in 1 places are no whole records" in err
+    assert "capture on c1: skipped 1 byte in 1 place: torn records" in err
     assert not home.exists()
 
 

@@ -131,4 +131,6 @@ def describe_missing(name: str, mode: int) -> list[str]:
 def describe_damage(name: str, damage: Damage) -> list[str]:
     if not damage.places:
         return []
-    return [f"{name}: {damage.bytes} bytes in {damage.places} places are no whole records and were skipped"]
+    counts = zip(damage, ("place", "byte"))
+    places, size = (f"{count:,} {what}{'s' * (count != 1)}" for count, what in counts)
+    return [f"{name}: skipped {size} in {places}: torn records"]
