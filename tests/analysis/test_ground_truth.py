@@ -150,6 +150,11 @@ ON_BUSY = {
         ["asleep"],
         "It slept or waited 87% of the time, using 0.04 of 8 cores.",
     ),
+    "a sleep from the first moment": (  # no sample sees CPU time or a wait for a core
+        made(Phase(cores=0.0002, seen=0.0)),
+        ["asleep"],
+        "It slept or waited 100% of the time, using 0.0002 of 8 cores.",
+    ),
     "direct I/O": (
         made(Phase(cores=0.05, delayed=0.15, blocked=0.7, written=80 * MIB)),
         ["I/O wait"],

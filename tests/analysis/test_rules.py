@@ -121,7 +121,7 @@ def test_cores_that_others_had() -> None:
     assert (finding.rule, round(finding.weight or 0.0, 3)) == ("cores taken by others", 0.75)
     assert finding.evidence == (
         "its threads were ready to use 4 cores and got 1.0: other work on the node took 75%; "
-        "0.4 cores were idle"
+        "0.4 cores had no work"
     )
     said = "It used 1.0 of 8 cores; other work took 75% of the CPU time that it wanted."
     assert verdict(view, [finding.rule]) == said
@@ -148,7 +148,7 @@ def test_bound_to_few_cores() -> None:
     finding = only(view)
     assert finding.rule == "bound to few cores"
     assert finding.evidence == (
-        "its threads were ready to use 8 cores and got 1.0, while 7 cores of the node were idle"
+        "its threads were ready to use 8 cores and got 1.0, while 7 cores of the node had no work"
     )
 
 

@@ -119,7 +119,7 @@ def cores_taken(view: View) -> Finding | None:
         return None
     used, (lost, part) = view.used.cores_mean or 0.0, lost_cores(view) or (0.0, 0.0)
     free = view.used.node_idle_cores
-    left = "" if free is None else "; no core was idle" if free < 0.05 else f"; {_cores(free)} were idle"
+    left = "" if free is None else "; no core was idle" if free < 0.05 else f"; {_cores(free)} had no work"
     return Finding(
         "cores taken by others",
         view.job.start,
@@ -148,7 +148,7 @@ def bound(view: View) -> Finding | None:
         view.job.start,
         view.job.last,
         f"its threads were ready to use {_cores(used + lost)} and got {render_load(used)}, "
-        f"while {_cores(view.used.node_idle_cores or 0.0)} of the node were idle",
+        f"while {_cores(view.used.node_idle_cores or 0.0)} of the node had no work",
         "check how it is bound to cores (OMP_PROC_BIND, taskset, numactl, srun --cpu-bind)",
         part,
     )
@@ -220,7 +220,10 @@ def _may_lack_cores(view: View, used: float) -> bool:
     Cores that a scheduler gave to a job are its own, however busy the others are.
     """
     free = None if view.job.nodes else view.used.node_idle_cores
-    unknown = view.used.run_delay_share is None
+    delayed = view.used.cores_delayed
+    # One that neither ran nor waited for a core while it was sampled has a delay, but no share of it.
+    has_slept = delayed is not None and used + delayed < _LEAST_UNSAMPLED
+    unknown = view.used.run_delay_share is None and not has_slept
     return unknown and free is not None and free < 0.5 * (view.cores - used)
 
 
