@@ -55,6 +55,7 @@ KILLED = b"".join(
         make_record("F", time=_NS + 18, pid=18, start=18, parent=17),
     ]
 )
+CRASHED = _start(27, 1) + _end(27, 1, 11)
 
 
 def store_captured(home: Home, job: str, records: bytes = RECORDS, **others: Any) -> JobRecord:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.made import KILLED, RECORDS, make_record, store_captured
+from capture.made import CRASHED, KILLED, RECORDS, make_record, store_captured
 from joblens.cli import main
 from joblens.store.home import find_home
 from store.made import START, end_job, new_home
@@ -39,6 +39,13 @@ def test_processes_sorted_limited_and_filtered(capsys: pytest.CaptureFixture[str
     joblens("job", "a", "--processes", "--filter", "job8", "--json")
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["pid"], row["user_seconds"], row["memory_peak_bytes"], row["exact"]) == (8, 2.0, 8192, 1)
+
+
+def test_the_signal_that_ended_it_has_a_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_captured(find_home(home), "crashed", CRASHED)
+    for view in ("--processes", "--tree"):
+        assert joblens("job", "crashed", view) == 0
+        assert capsys.readouterr().out.split()[-1] == "SIGSEGV"
 
 
 def test_own_jobs_on_a_site_with_a_service(
@@ -103,7 +110,7 @@ def test_gantt_of_a_process_without_a_start(home: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["plain", "--processes"], 1, "job plain has no captured records: run it with joblens run --capture"),
+        (["plain", "--processes"], 1, "job plain has no captured records: it is still running, or "),
         (["a", "--csv"], 2, "--csv needs --processes"),
         (["a", "--tree", "--sort", "cpu"], 2, "--sort does not apply"),
         (["a", "--gantt", "--sort", "cpu"], 2, "--gantt is in order of start"),

@@ -12,7 +12,7 @@ from joblens.cli.job_choice import check_limit
 from joblens.cli.table import render_table, room, write
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import JoblensError, UsageError
-from joblens.core.units import render_bytes, render_seconds
+from joblens.core.units import render_bytes, render_seconds, render_signal
 from joblens.reports.style import WIDTH
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _table(
         raise JoblensError(str(error.args[0])) from None
     if not len(found):
         raise JoblensError(
-            f"job {options.id:.100} has no captured records: run it with joblens run --capture -- CMD"
+            f"job {options.id:.100} has no captured records: it is still running, or ran without capture"
         )
     return _filtered(found, options.filter) if options.filter else found
 
@@ -295,5 +295,5 @@ def _bytes(count: int | None) -> str:
 
 def _end(process: EndedProcess) -> str:
     if process.signal is not None:
-        return f"signal {process.signal}"
+        return render_signal(process.signal)
     return "unknown" if process.exit_code is None else str(process.exit_code)
