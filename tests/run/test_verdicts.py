@@ -386,7 +386,9 @@ def test_killed_for_memory(stand: Stand) -> None:
     job = stand.job()
     assert ended.returncode == -9  # as the command
     assert job["verdict"].startswith("It was killed for its memory at the limit of 200 MiB, and ")
-    assert [finding["rule"] for finding in job["findings"]] == ["out of memory"]
+    (finding,) = job["findings"]
+    assert finding["rule"] == "out of memory"
+    assert re.search(r"at the limit of 200 MiB; memory peaked at 1\d\d MiB$", finding["evidence"]), "exactly"
     assert job["used"]["oom_kills"] >= 1
 
 
