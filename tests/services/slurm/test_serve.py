@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from waiting import wait_for
 
@@ -93,9 +92,6 @@ class Site:
     def jobs(self, user: str) -> set[str]:
         return ids_of(self.run(user, "jobs", "--json", "--limit", "100"))
 
-    def top(self, user: str) -> Any:
-        return json.loads(self.run(user, "top", "--once", "--json").out)
-
     def check(self, own: dict[str, set[str]], jobs: dict[str, str]) -> None:
         """Each user sees their jobs, and of others nothing but what is said of a job that does not exist."""
         for user, ids in own.items():
@@ -134,8 +130,7 @@ def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
             SUPPORT: set(jobs), "root": set(jobs),
         }  # fmt: skip
         wait_for("running jobs", lambda: site.jobs("root") >= set(jobs))
-        wait_for("live figures", lambda: first in json.dumps(site.top("userA")))
-        check_live(site, own, jobs)
+        check_live(site, watch, own, jobs)
         few = {user: own[user] for user in ("userA", MANAGER)}  # the others when all have ended
         site.check(few, jobs)
         check_routes(lab.login, site.socket, few, jobs, running=True)
@@ -155,8 +150,13 @@ def are_stored(site: Site, jobs: Iterable[str]) -> bool:
     return all(it.code == 0 and json.loads(it.out).get("written", 0) > 0 for it in found)
 
 
-def check_live(site: Site, own: dict[str, set[str]], jobs: dict[str, str]) -> None:
-    """`top` and `ls` show a user the own jobs on the shared node, and nothing of the others."""
+def check_live(site: Site, watch: Watch, own: dict[str, set[str]], jobs: dict[str, str]) -> None:
+    """`top` shows user and CPU of every job. A user sees, there and in `ls`, the own jobs and no others."""
+    ask = ("top", "--once", "--json")
+    wait_for("user and CPU at the hub", lambda: with_cpu(watch.joblens(*ask, *watch.at)) == jobs)
+    for user in ("root", "userA", "userB"):
+        mine = {job: jobs[job] for job in own[user]}
+        wait_for("user and CPU", lambda user=user, mine=mine: with_cpu(site.run(user, *ask)) == mine)  # type: ignore[misc]
     for user in ("userA", "userC", MANAGER):
         shown = "".join(it.out for it in site.run_all(user, ("top", "--once", "--json"), ("ls", "--json")))
         owners = {jobs[job] for job in own[user]}
@@ -164,6 +164,11 @@ def check_live(site: Site, own: dict[str, set[str]], jobs: dict[str, str]) -> No
             it for it in jobs.values() if it not in owners
         ]
         assert [name for name in hidden if f'"{name}"' in shown] == [], user
+
+
+def with_cpu(top: Result) -> dict[str, str]:
+    """The user of each job, if its cores in use are known."""
+    return {it["job"]: it["user"] for it in json.loads(top.out)["jobs"] if it["cpu"] is not None}
 
 
 def check_audit(lab: Lab, jobs: dict[str, str]) -> None:

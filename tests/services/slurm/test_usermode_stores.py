@@ -88,7 +88,8 @@ class Stores:
         return Ran(job, self.lab.output(USER, job), said, report, record, session, closed)
 
     def submit(self, script: str) -> str:
-        return self.mode.submit(USER, f"bin={self.lab.folder}/bin\n{script}", "-N3", "-n3", "--mem=400M")
+        options = ("-N3", "-n3", "--mem=400M", "--time=7")
+        return self.mode.submit(USER, f"bin={self.lab.folder}/bin\n{script}", *options)
 
     def _is_up(self, job: str) -> bool:
         assert self.lab.squeue().get(job) in ("PENDING", "CONFIGURING", "RUNNING"), self.lab.logs()
@@ -264,7 +265,10 @@ def test_one_job_in_two_stores(stores: Stores, kind: str) -> None:
     whole = stores.from_store(ran.job, data)
     assert_alike(ran.record, whole, 0.1 if kind == VICTORIAMETRICS else INTERVAL)
     assert whole["used"]["cpu_seconds"] == pytest.approx(ran.record["used"]["cpu_seconds"], abs=0.1)
-    assert (whole["job"], whole["steps"]) == (ran.record["job"], ran.record["steps"])
+    assert whole["asked"]["time_seconds"] == 7 * 60
+    assert [whole[name] for name in ("job", "steps", "asked")] == [
+        ran.record[name] for name in ("job", "steps", "asked")
+    ]
     check_work(whole)
     check_marks(whole)
     mine = stores.from_lake(ran.job, "--between", "work")
