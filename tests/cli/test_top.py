@@ -403,6 +403,17 @@ def test_fifty_columns() -> None:
     assert lines[-1] == "by cpu  q quit  Tab nodes/jobs  / filter  ? help"
 
 
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_help_is_whole(width: int) -> None:
+    """Wrapped below the keys, and none of it is cut."""
+    lines = render_screen(make_view([], [], help=True), width, 24, Look())
+    text = " ".join(" ".join(lines).split())
+    assert "/ show only what has this in its node, job or user; * and ? space pause" in text
+    assert "What is not known is a dash." in text
+    assert [line.index("quit") for line in lines if line.startswith("q, ")] == [14]
+    assert max(map(display_width, lines)) <= width
+
+
 @pytest.mark.parametrize("width", [20, 50, 80])
 def test_trouble_is_told_whole(width: int) -> None:
     """In as many lines as it needs, up to a few."""

@@ -32,7 +32,7 @@ _MOST_INEXACT = 3
 _MUCH_UNSAMPLED = 0.1  # of the CPU time
 _LONGEST = 300  # of a sentence
 _WIDEST_TABLE = 140  # farther apart, names and figures are hard to match
-_SHORTEST_WORD = 4  # to which one that is too wide is cut
+_SHORTEST_WORD = 8  # to which one that is too wide is cut
 _UNDER = " " * 13
 _PENDING = "PENDING"
 _WHOLE = "whole job"
@@ -73,7 +73,7 @@ def _head(record: JobRecord, style: Style) -> list[str]:
     room = style.width - sum(display_width(word) + 2 for word in last)
     where = name_nodes(job.nodes) if job.nodes else job.node or ""
     first = plain("job " + job.shown_id, room)  # whole if at all possible, for it is what is typed
-    others = _fitted([job.name, job.user, where], room - display_width(first) - 2)
+    others = _fitted(list(filter(None, (job.name, job.user, where))), room - display_width(first) - 2)
     words = filter(None, [style(first, "bold"), *others, last[0], style(last[1], colour)])
     tags = "  ".join(f"{name}:{value}" for name, value in (job.tags or {}).items())
     lines = ["  ".join(words), *wrap("", record.verdict, style.width)]
@@ -177,16 +177,17 @@ def _times(count: float) -> str:
 
 
 def _fitted(words: list[str], room: int) -> list[str]:
-    """Two blanks apart in so many columns: the widest gives way first, and then the last."""
-    shown = [plain(word, max(room, 1)) for word in words if word]
-    given = list(filter(None, words))
-    while shown and sum(display_width(word) + 2 for word in shown) - 2 > room:
-        widest = max(range(len(shown)), key=lambda number: display_width(shown[number]))
-        if display_width(shown[widest]) > _SHORTEST_WORD:
-            shown[widest] = plain(given[widest], display_width(shown[widest]) - 1)
-        else:
-            shown.pop()
-    return shown
+    """Two blanks apart in so many columns: the widest gives way first, and then the last is left out."""
+    for count in range(len(words), 0, -1):
+        shown = [plain(word, max(room, 1)) for word in words[:count]]
+        while (excess := sum(display_width(word) + 2 for word in shown) - 2 - room) > 0:
+            widest = max(range(count), key=lambda number: display_width(shown[number]))
+            if display_width(shown[widest]) <= _SHORTEST_WORD:
+                break
+            shown[widest] = plain(words[widest], display_width(shown[widest]) - 1)
+        if excess <= 0:
+            return shown
+    return []
 
 
 def _asked(record: JobRecord, style: Style) -> list[str]:

@@ -23,19 +23,21 @@ _DIGITS = re.compile(r"(\d{1,18})", re.ASCII)
 _KEYS = ("q quit", "Tab nodes/jobs", "c m i g n sort", "/ filter", "space pause", "? help")
 _FIRST_KEYS = ("q quit", "? help", "Tab nodes/jobs", "/ filter", "space pause", "c m i g n sort")
 _MOST_TROUBLE = 4  # lines
-HELP = (
-    "q, Ctrl-C      quit",
-    "Tab            nodes and jobs, nodes only, jobs only",
-    "c m i g n      sort by CPU, memory, I/O, GPU, name",
-    "r              the other way round",
-    "/              show only what has this in its node, job or user; * and ?",
-    "space          pause, and go on",
-    "+ -            refresh less often, more often",
-    "arrows, PgUp, PgDn, Home      move through a long list",
-    "",
-    "CPU is in cores that are used, of those that there are or that the job has.",
-    "Memory is without cache. A node's I/O is that of its disks, and a job's that",
-    "of network file systems too. What is not known is a dash.",
+_WIDEST_TEXT = 80
+_HELP = (
+    ("q, Ctrl-C", "quit"),
+    ("Tab", "nodes and jobs, nodes only, jobs only"),
+    ("c m i g n", "sort by CPU, memory, I/O, GPU, name"),
+    ("r", "the other way round"),
+    ("/", "show only what has this in its node, job or user; * and ?"),
+    ("space", "pause, and go on"),
+    ("+ -", "refresh less often, more often"),
+    ("arrows, Home", "move through a long list; PgUp and PgDn, too"),
+)
+_ABOUT_FIGURES = (
+    "CPU is in cores that are used, of those that there are or that the job has. Memory is without cache. "
+    "A node's I/O is that of its disks, and a job's that of network file systems too. "
+    "What is not known is a dash."
 )
 _NODE_COLUMNS: tuple[Column, ...] = (
     Column("NODE", 12, left=True),
@@ -86,7 +88,8 @@ def render_screen(view: View, width: int, height: int, look: Look) -> list[str]:
     foot = _foot(view, width, look)[-height:]
     lines = [_title(view, width, look)]
     if view.help:
-        lines += ["", *(clip(line, width) for line in HELP)]
+        keys = [clip(line, width) for key, what in _HELP for line in wrap(f"{key:<13} ", what, width)]
+        lines += ["", *keys, "", *wrap("", _ABOUT_FIGURES, min(width, _WIDEST_TEXT))]
     else:
         lines += [_totals(view, width, look), "", *_panels(view, width, height - 3 - len(foot), look)]
     lines = lines[: height - len(foot)]

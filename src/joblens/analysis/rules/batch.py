@@ -52,7 +52,9 @@ def out_of_memory(view: View) -> Finding | None:
         return None
     limit, peak = view.asked.memory_bytes, view.used.memory_peak_bytes
     enough = max(_per_node(view, limit) or 0, _most_on_a_node(view) or 0) * 1.5
-    found = "the largest sample before was" if view.used.memory_from in (None, "samples") else "memory peaked at"
+    found = (
+        "the largest sample before was" if view.used.memory_from in (None, "samples") else "memory peaked at"
+    )
     seen = f"{found} {render_bytes(peak)}" if peak is not None else ""
     return Finding(
         "out of memory",
