@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +9,10 @@ from joblens.analysis.ended import Unlisted, count_processes, describe_unseen, f
 from joblens.analysis.processes import Alike, describe_process
 from joblens.record.ends import KERNEL, EndedProcess, EndedThread, merge_sources
 from joblens.record.report import ProcessUse
+from joblens.store.memory_reader import SamplesReader
+from plain_records import summarise
+
+from .test_ground_truth import FACTS, SECONDS, START, Phase, made, sample_all
 
 
 def sampled(pid: int, start: int, last: float = 5.0) -> ProcessUse:
@@ -149,3 +155,18 @@ def test_no_process_is_lost_or_counted_twice(made: list[tuple[int, bool, bool, i
         start, at = 100 * (number + 1), float(number + 1)
         rows += [ended(pid, start, at=at)] * by_capture + [by_kernel(pid, start + drift, at)] * by_agent
     assert len(merge_sources(rows)) == sum(one or other for _, one, other, _ in made)
+
+
+def test_what_goes_on_after_a_session_in_user_mode() -> None:
+    """The shell in which it was started has not ended, though no sample after the session shows it."""
+
+    class WithEnds(SamplesReader):
+        def ends(self, span: Any, kind: Any, most: int | None = None) -> Any:
+            return [ended(70, 70)] if kind is EndedProcess else []
+
+    job = made(Phase(cores=0.1))
+    end = {"start": START, "end": START + SECONDS + 0.3, "totals": {}, "problems": []}
+    for source, count in (("usermode", 1), ("slurm", 2)):
+        facts = {**FACTS, "source": source, "nodes": ["n"]}
+        record = summarise(facts, end, WithEnds(list(sample_all(job)), "r1", "n"))
+        assert (record["data"]["processes"]["ended"], len(record["processes"])) == (count, 2)

@@ -427,13 +427,14 @@ def test_joblens_itself() -> None:
             process(3, 2, "/opt/bin/python3 -m joblens.usermode.supervisor /s", 0.5, threads=1),
             process(4, 1, "python3 -m joblens run -- app", 0.5, threads=1),
             process(5, 4, "/home/joblens/app", 9.0, threads=1),
+            process(6, 1, "", 0.5, name="joblens"),
         ],
         80,
     )
     assert [" ".join(line.split()) for line in found] == [
         "sh script 1 s CPU 1 GiB",
         "└ app 9 s CPU 1 GiB",
-        "joblens itself ×3 1.50 s CPU 1 GiB",
+        "joblens itself ×4 2 s CPU 1 GiB",
     ]
 
 

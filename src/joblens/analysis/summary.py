@@ -92,7 +92,9 @@ def summarise(
     shown = (
         job.replace(state="PART", exit_code=None, signal=None) if part and not _is_whole(part, end) else job
     )
-    complete = _completeness(samples, finish, reader)
+    # Around a session in user mode are processes that outlive it, such as the shell.
+    alive = 2 * facts.interval if facts.source == "usermode" else 0.0
+    complete = _completeness(samples, finish - alive, reader)
     ended = int(complete.counts.ended) if samples.is_captured else None
     view = View(shown, asked, used, whole.points, tuple(gpus), tuple(nodes), ended)
     found = find(view)

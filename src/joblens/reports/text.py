@@ -207,7 +207,8 @@ def _bars(record: JobRecord, style: Style) -> list[str]:
     if not _has_begun(record.job):
         return _asked(record, style)
     asked, used = record.asked, record.used
-    lines = [_bar_line("", "asked" if _is_batch(record.job) else "may use", "used", "peak", style)]
+    is_asked = _is_batch(record.job) and record.job.source != "usermode"
+    lines = [_bar_line("", "asked" if is_asked else "may use", "used", "peak", style)]
     if used.cores_mean is not None:
         part = used.cores_mean / asked.cores if asked.cores else None
         mean, peak = _known(used.cores_mean, render_load), _known(used.cores_peak, render_load)

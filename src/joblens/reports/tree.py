@@ -62,7 +62,7 @@ def _most(*values: float | None) -> float | None:
 def render_tree(processes: list[ProcessUse], width: int, unsampled: float = 0.0) -> list[str]:
     """`unsampled`: CPU seconds of processes that no sample has seen."""
     lines: list[str] = []
-    own = [process for process in processes if is_own(process.command or "")]
+    own = list(filter(_is_own, processes))
     _render(_merged(_grow(processes[:_MOST_PROCESSES])), "", lines, width, top=True)
     if len(lines) > _MOST_LINES:
         rest = len(lines) - _MOST_LINES + 1
@@ -85,7 +85,7 @@ def _grow(processes: list[ProcessUse]) -> list[_Node]:
     for node in nodes:
         place = node.process.node
         parent = living.get((place, node.process.parent))
-        own = is_own(node.process.command or "")
+        own = _is_own(node.process)
         if not own:
             (parent.children if parent else tops).append(node)
         living[place, node.process.pid] = parent if own else node
@@ -142,6 +142,11 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         cpu = _seconds(node.cpu, _AT_LEAST if node.is_less else "")
         lines.append(_line(head + title + count, cpu, _bytes(node.memory), node.threads, width))
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
+
+
+def _is_own(process: ProcessUse) -> bool:
+    """The kernel reports the end of a process without its arguments."""
+    return is_own(process.command or process.name)
 
 
 def _own_line(own: list[ProcessUse], width: int) -> str:
