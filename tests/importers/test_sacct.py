@@ -18,6 +18,8 @@ from joblens.core.errors import MalformedError
 from joblens.importers.sacct import read_sacct
 from joblens.jobs.backfill import import_files
 from joblens.record.report import JobRecord
+from joblens.reports.style import Style
+from joblens.reports.text import render_report
 from joblens.schedulers.facts import BatchJob
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter
@@ -222,7 +224,9 @@ def test_only_the_total_of_cpu_time(home: Home, tmp_path: Path) -> None:
     text += "8|b|COMPLETED|2023-11-14T22:13:20|2023-11-14T22:14:20|00:00:00|4\n"  # as `sacct -X` has it
     (tmp_path / "past").write_text(text)
     assert import_files(home, [tmp_path / "past"], "fox").problems == []
-    used = {id: it["used"] for id, it in jobs(home).items()}
+    records = jobs(home)
+    used = {id: it["used"] for id, it in records.items()}
+    assert " totals from accounting" in render_report(records["7"], Style())
     catalog = Catalog(home)
     listed = {it["id"]: it["cpu_seconds"] for it in catalog.jobs(JobFilter())}
     catalog.close()

@@ -41,6 +41,7 @@ def test_times_as_on_the_command_line(store: Store) -> None:
     [
         ({"sinc": "7d"}, "there is no filter 'sinc'; did you mean since?"),
         ({"user": 5}, "user is a text, and not 5"),
+        ({"state": "FAILD"}, "there is no state 'FAILD'; did you mean FAILED?"),
         ({"limit": "10"}, "limit is '10'; it can be 0 for all, or more"),
         ({"since": "yesterday"}, "'yesterday' is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
         ({"since": [1]}, "[1] is not a time; write 2026-11-15, 2026-11-15T13:02 or 7d"),
@@ -56,6 +57,14 @@ def test_wrong_filters(store: Store, filters: dict[str, Any], said: str) -> None
     with pytest.raises(UsageError) as caught:
         store.jobs(**filters)
     assert str(caught.value) == said
+
+
+def test_a_number_is_no_id(store: Store) -> None:
+    """As of Slurm: what to write is said, wherever a job is named."""
+    identity: Any = 4242
+    for read in (store.job, store.runs, store.series, store.sets, store.processes):
+        with pytest.raises(UsageError, match="the id of a job is a text, and not 4242"):
+            read(identity)
 
 
 def test_unknown_sets_and_columns(store: Store) -> None:

@@ -315,7 +315,7 @@ def _on_nodes(
 
 
 def _job(facts: JobFacts, end: JobEnd | None, start: float, finish: float) -> Job:
-    names = (*_KEPT, *_OF_SCHEDULER) if facts.nodes or facts.submit else _KEPT
+    names = _KEPT if facts.nodes is None and not facts.submit else (*_KEPT, *_OF_SCHEDULER)
     return Job(
         **{name: getattr(facts, name) for name in names},
         start=start,

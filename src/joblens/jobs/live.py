@@ -12,7 +12,7 @@ from joblens.core.files import list_names
 from joblens.jobs.live_lists import has_run, open_index, runs
 from joblens.schedulers.slurm.states import ENDED
 from joblens.store.catalog.cursor import Cursor, is_after, parse_cursor, sort_rows
-from joblens.store.catalog.listing import Identity, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.listing import Identity, JobFilter, JobRow, check_id, name_nodes
 from joblens.store.catalog.queries import Run
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.home import Home
@@ -189,6 +189,7 @@ def find_live(home: Home, name: str, problems: list[str], scope: Scope = ALL) ->
 
     There are several where one that was put back into the queue has no record of its first run yet.
     """
+    check_id(name)
     id, _, cluster = name.partition("@")
     every = open_index(home, problems).find(id) if id else []
     found = [job for job in every if cluster in ("", job.cluster) and scope.allows(job.user, job.account)]

@@ -10,6 +10,7 @@ from typing import Any
 from joblens.core.errors import MalformedError, UsageError
 from joblens.core.named_tuple import NamedTuple
 from joblens.schedulers.nodelist import compress
+from joblens.schedulers.slurm.states import STATES
 
 Identity = tuple[str, str, float]  # cluster, id and start
 
@@ -92,16 +93,25 @@ def make_filter(**filters: Any) -> JobFilter:
         value = getattr(found, name)
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} is a text, and not {value!r:.60}")
+    state = found.state.upper() if found.state is not None else None
+    if state is not None and state not in STATES:
+        raise unknown("state", state, STATES)
     if type(found.limit) is not int or found.limit < 0:
         raise UsageError(f"limit is {found.limit!r:.60}; it can be 0 for all, or more")
     if found.exit_code is not None and type(found.exit_code) is not int:
         raise UsageError(f"exit_code is a number, and not {found.exit_code!r:.60}")
     return found._replace(
+        state=state,
         since=parse_time(found.since),
         until=parse_time(found.until),
         tags=_pairs("tags", found.tags),
         annotations=_pairs("annotations", found.annotations),
     )
+
+
+def check_id(name: object) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"the id of a job is a text, and not {name!r:.60}")
 
 
 def _pairs(what: str, given: Any) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.core.named_tuple import NamedTuple
 from joblens.store.catalog.dialect import Dialect
-from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity, JobFilter, JobRow, name_nodes
+from joblens.store.catalog.listing import COLUMNS, SEVERAL, Identity, JobFilter, JobRow, check_id, name_nodes
 from joblens.store.catalog.plan import Term, make_terms, plan, prefix_term
 from joblens.store.catalog.scope import ALL, Scope
 from joblens.store.lake.columns import storable
@@ -161,6 +161,7 @@ class JobCatalog(ABC):
 
     def _with_id(self, text: str, scope: Scope) -> list[Run]:
         """Return the runs with this id: jobs are requeued, ids are reused, and clusters have their own."""
+        check_id(text)
         columns, oldest = f'{_IDENTITY}, "end", state', "ORDER BY start, id"
         # A separate index serves this condition: most jobs have only one id.
         either = "(id = ? OR (shown_id = ? AND shown_id != id))"
