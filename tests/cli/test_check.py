@@ -56,6 +56,11 @@ def test_what_is_missing_is_named(
     assert lines[2].startswith("? library        the library is missing")
     assert lines[3].endswith("→ install a C compiler, then reinstall joblens")
     assert "? run            needs the library" in lines
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["check"]) == 1
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 50
+    assert "? run            needs the library" in narrow
 
 
 def test_a_store_for_everybody_fails(

@@ -6,8 +6,10 @@ import json
 import sys
 from typing import Iterable, List, NamedTuple, Optional
 
+from joblens.cli.table import room
 from joblens.core.errors import printable
 from joblens.reports.style import encodable
+from joblens.reports.wrapping import wrap
 
 _MARKS = {True: "✓", False: "✗", None: "?"}
 
@@ -25,7 +27,7 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> int:
     for finding in findings:
         found.append(finding)
         if not as_json:
-            text = "\n".join(map(printable, render(finding)))
+            text = "\n".join(map(printable, render(finding, room())))
             print(encodable(text, sys.stdout), flush=True)
     right = all(finding.right is not False for finding in found)
     if as_json:
@@ -33,6 +35,9 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> int:
     return 0 if right else 1
 
 
-def render(finding: Finding) -> List[str]:
-    first = f"{_MARKS[finding.right]} {finding.what:<14} {finding.said}"
-    return [first] if finding.right or not finding.do else [first, f"  {'':<14} → {finding.do}"]
+def render(finding: Finding, width: Optional[int] = None) -> List[str]:
+    """Wrap at a width, if there is one."""
+    lines = [(f"{_MARKS[finding.right]} {finding.what:<14} ", finding.said)]
+    if finding.do and not finding.right:
+        lines.append((f"  {'':<14} → ", finding.do))
+    return [it for head, text in lines for it in (wrap(head, text, width) if width else [head + text])]
