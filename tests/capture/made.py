@@ -23,9 +23,9 @@ def make_record(kind: str, *texts: str, **fields: int) -> bytes:
 _NS = int(START * 1e9)
 
 
-def _start(pid: int, parent: int, tags: str = "") -> bytes:
+def _start(pid: int, parent: int, tags: str = "", second: int = 0) -> bytes:
     texts = ("/bin/sh", "/", tags, "", "", "sh", f"job{pid}")
-    return make_record("S", *texts, time=_NS + pid, pid=pid, start=pid, parent=parent)
+    return make_record("S", *texts, time=_NS + second * 10**9 + pid, pid=pid, start=pid, parent=parent)
 
 
 def _end(pid: int, seconds: int, status: int = 0) -> bytes:
@@ -55,6 +55,7 @@ KILLED = b"".join(
         make_record("F", time=_NS + 18, pid=18, start=18, parent=17),
     ]
 )
+LATER = _start(37, 1) + _start(38, 37, second=6) + _end(38, 8) + _end(37, 10)
 CRASHED = _start(27, 1) + _end(27, 1, 11)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.made import CRASHED, KILLED, RECORDS, make_record, store_captured
+from capture.made import CRASHED, KILLED, LATER, RECORDS, make_record, store_captured
 from joblens.cli import main
 from joblens.store.home import find_home
 from store.made import START, end_job, new_home
@@ -81,18 +81,23 @@ def test_tree_threads_and_operations(capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("width", [80, 200])
 def test_gantt_draws_when_each_process_ran(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bar from start to end on the scale of the job: 5, 2 and 3 of 5 seconds."""
-    monkeypatch.setenv("COLUMNS", "80")
-    joblens("job", "a", "--gantt")
+    """A bar from start to end on the scale of the job: 10 seconds, and from the sixth to the eighth."""
+    store_captured(find_home(home), "later", LATER)
+    monkeypatch.setenv("COLUMNS", str(width))
+    joblens("job", "later", "--gantt")
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.endswith("5 s")
-    assert [line.count("█") for line in lines] == [35, 15, 22]
-    assert {line.index("█") for line in lines} == {head.index("0")}
-    assert max(map(len, [head, *lines])) <= 80
+    axis = head[head.index("0") :]
+    assert axis.endswith(" 10 s")
+    whole, part = (line[head.index("0") :] for line in lines)
+    assert whole == "█" * len(axis)
+    assert len(part) == len(axis)
+    assert part.index("█") == pytest.approx(0.6 * len(axis), abs=1)
+    assert part.count("█") == pytest.approx(0.2 * len(axis), abs=1)
+    assert max(map(len, [head, *lines])) <= width
 
 
 def test_gantt_of_a_process_without_a_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ _OPERATION_SORTS: dict[str, Callable[[Any], float]] = {
     "start": lambda it: it.began_seconds or 0.0,
 }
 _IN_ORDER = ("tree", "gantt")  # of start
-_LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 100, 20, 45  # columns
+_LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 60, 20, 45  # columns; cells of a table have 60
 _LEAST_OF_NAME = 36  # columns of a name, before others are dropped
 _INDENT, _DEEPEST = "· ", 12  # what is deeper is indented no further
 
@@ -227,7 +227,8 @@ def _bar(process: EndedProcess, first: float, last: float, width: int) -> str:
         return ""
     scale = width / max(last - first, 1e-9)
     begin, end = (min(int((it - first) * scale), width - 1) for it in (known[0], known[-1]))
-    return " " * begin + ("█" if len(known) > 1 else "─") * max(end - begin + 1, 1)
+    drawn = ("█" if len(known) > 1 else "─") * max(end - begin + 1, 1)
+    return ("░" * begin + drawn).ljust(width, "░")  # cells of a table have no blanks at their ends
 
 
 def _threads(source: JobSource, options: argparse.Namespace) -> _View:
