@@ -39,12 +39,14 @@ def test_an_own_record_replaces_what_a_sample_saw() -> None:
     )
     (found,) = merge_ended([sampled(7, 70, last=5.0)], [own])
     assert (found.name, found.command, found.memory_peak_bytes, found.threads) == ("prog", "prog -x", 900, 3)
+    assert found.memory_exact
     assert found.last == 4.0
     assert describe_process(found, 4.0, Alike(0, 0.0)).left_behind is False
     assert describe_process(found.replace(last=9.0), 4.0, Alike(0, 0.0)).left_behind is True
     killed = own._replace(time_slices=None, threads=None, memory_peak_bytes=None)
     (found,) = merge_ended([sampled(7, 70).replace(memory_peak_bytes=70)], [killed])
     assert (found.name, found.memory_peak_bytes) == ("prog", 70), "its exec names it"
+    assert (found.exact, found.memory_exact) == (True, False)
     (found,) = merge_ended([sampled(7, 70)], [own._replace(start=0, name="parent")])
     assert found.name == "x", "by who waited for it"
 

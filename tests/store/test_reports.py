@@ -438,6 +438,16 @@ def test_joblens_itself() -> None:
     ]
 
 
+def test_a_sampled_peak_beside_exact_ones() -> None:
+    """Is one from below. If all are sampled, the report says so once."""
+    names = ("killed", "ended", "ended", "alive")
+    found = [process(at, 0, name, memory_exact=name == "ended") for at, name in enumerate(names, 1)]
+    shown = {line.split()[0]: line.split()[-4] for line in render_tree(found, 80)}
+    assert shown == {"killed": "≥1", "alive": "≥1", "ended": "1"}
+    sampled = [{**it, "memory_exact": False} for it in found]
+    assert not [line for line in render_tree(sampled, 80) if "≥" in line]
+
+
 def test_a_pid_that_comes_round_again() -> None:
     """Is two processes; a child belongs to the one that was there when it began; no process is lost."""
     found = render_tree(

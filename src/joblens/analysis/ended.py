@@ -159,7 +159,7 @@ def _more_exact(process: ProcessUse, end: EndedProcess) -> ProcessUse:
     if end.start or end.source:  # by a record of its own, and not by who waited for it
         known |= {name: getattr(exact, name) for name in _OWN if getattr(exact, name)}
     ended = {"last": end.ended_seconds} if end.ended_seconds else {}
-    return process.replace(exact=True, **known, **ended)
+    return process.replace(exact=True, memory_exact="memory_peak_bytes" in known, **known, **ended)
 
 
 def as_process_use(end: EndedProcess) -> ProcessUse:
@@ -181,4 +181,5 @@ def as_process_use(end: EndedProcess) -> ProcessUse:
         written_bytes=end.written_bytes,
         run_delay_seconds=end.run_delay_seconds,
         exact=bool(end.exact),
+        memory_exact=end.memory_peak_bytes is not None,
     )

@@ -123,6 +123,7 @@ def describe_process(process: ProcessUse, end: float | None, alike: Alike) -> Pr
     return process.replace(
         cpu_seconds=cpu_of(process),
         exact=bool(process.exact),
+        memory_exact=bool(process.memory_exact),
         left_behind=left,
         alike=alike.processes,
         alike_cpu_seconds=alike.cpu_seconds,

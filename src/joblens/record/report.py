@@ -288,6 +288,9 @@ class ProcessUse(Value, frozen=True):
     run_delay_seconds: Annotated[Amount | None, about("time in which it was ready and had no core")] = None
     cpu_seconds: Annotated[Amount | None, about("CPU time")] = None
     exact: Annotated[bool | None, about("whether that is the kernel's total at its end")] = None
+    memory_exact: Annotated[
+        bool | None, about("whether its memory is that, too, and with pages of files")
+    ] = None
     left_behind: Annotated[bool | None, about("whether it ran on after the end of the job")] = None
     alike: Annotated[Amount | None, about("number of processes of the same program that are not listed")] = (
         None

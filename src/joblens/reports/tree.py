@@ -18,7 +18,7 @@ _WIDE = 70  # columns, with room for the number of threads
 
 
 class _Node:
-    def __init__(self, process: ProcessUse) -> None:
+    def __init__(self, process: ProcessUse, is_sampled: bool) -> None:
         self.process = process
         self.children: list[_Node] = []
         alike = int(process.alike or 0)  # others of the program, that are not kept one by one
@@ -26,6 +26,7 @@ class _Node:
         self.cpu = _add(process.cpu_seconds, process.alike_cpu_seconds if alike else None)
         self.is_less = bool(process.alike_unknown) or (alike > 0 and process.cpu_seconds is None)
         self.memory = process.memory_peak_bytes
+        self.is_sampled = is_sampled  # its memory: it can have had more
         self.threads = int(process.threads or 0)
         self.title = _program(process) if alike else _title(process)
         self.left_behind = bool(process.left_behind)
@@ -45,6 +46,7 @@ class _Node:
         self.is_less = self.is_less or other.is_less or (self.cpu is None) != (other.cpu is None)
         self.cpu = _add(self.cpu, other.cpu)
         self.memory = _most(self.memory, other.memory)
+        self.is_sampled = self.is_sampled or other.is_sampled
         self.threads = max(self.threads, other.threads)
         self.left_behind = self.left_behind or other.left_behind
         self.children = _merged([*self.children, *other.children])
@@ -79,7 +81,10 @@ def _grow(processes: list[ProcessUse]) -> list[_Node]:
 
     A process that joblens started is a child of the process that started joblens.
     """
-    nodes = sorted((_Node(process) for process in processes), key=lambda node: node.birth)
+    are_some_exact = any(it.memory_exact for it in processes)  # else all are sampled, which the report says
+    nodes = sorted(
+        (_Node(it, are_some_exact and not it.memory_exact) for it in processes), key=lambda node: node.birth
+    )
     living: dict[tuple[str, int], _Node | None] = {}
     tops: list[_Node] = []
     for node in nodes:
@@ -140,7 +145,8 @@ def _render(nodes: list[_Node], indent: str, lines: list[str], width: int, top: 
         head = head[: max(room - len(count) - _SHORTEST_TITLE, 1)]  # of one that is nested deeply
         title = plain(node.title, max(room - len(head) - len(count), _SHORTEST_TITLE))
         cpu = _seconds(node.cpu, _AT_LEAST if node.is_less else "")
-        lines.append(_line(head + title + count, cpu, _bytes(node.memory), node.threads, width))
+        memory = _bytes(node.memory, _AT_LEAST if node.is_sampled else "")
+        lines.append(_line(head + title + count, cpu, memory, node.threads, width))
         _render(node.children, indent + ("" if top else "  " if last else "│ "), lines, width, top=False)
 
 
@@ -167,5 +173,5 @@ def _seconds(seconds: float | None, before: str = "") -> str:
     return _UNKNOWN if seconds is None else before + plain(render_seconds(seconds), 11 - len(before))
 
 
-def _bytes(count: float | None) -> str:
-    return _UNKNOWN if count is None else render_bytes(count)
+def _bytes(count: float | None, before: str = "") -> str:
+    return _UNKNOWN if count is None else before + render_bytes(count)
