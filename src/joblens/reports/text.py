@@ -339,7 +339,7 @@ def _processes(record: JobRecord, style: Style) -> list[str]:
     if not rows:
         return []
     counts = record.data.processes
-    sampled = [f"{used.processes or len(rows)} sampled"]
+    sampled = [f"{used.processes or len(rows):,} sampled"]
     notes = _completeness(counts, record.data.inexact) if isinstance(counts, ProcessCounts) else sampled
     if is_much and used.forks:
         notes.append(f"{used.forks:,} created on the node meanwhile")
@@ -407,8 +407,7 @@ def _amounts(record: JobRecord) -> list[str]:
     is_batch = _is_batch(record.job)
     expected = data.expected_samples
     of = "" if expected is None else f" of {expected:,}"
-    count = f"{data.samples or 0:,}" if is_batch else f"{data.samples or 0}"
-    words = [f"{count}{of} sample{'' if (expected or data.samples) == 1 else 's'}"]
+    words = [f"{data.samples or 0:,}{of} sample{'' if (expected or data.samples) == 1 else 's'}"]
     if nodes and is_batch:
         known = sum(bool(node.samples) and node.cpu_seconds is not None for node in nodes)
         words.insert(0, f"{known} of {_counted(len(nodes), 'node')}")
