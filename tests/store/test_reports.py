@@ -448,6 +448,17 @@ def test_a_sampled_peak_beside_exact_ones() -> None:
     assert not [line for line in render_tree(sampled, 80) if "≥" in line]
 
 
+def test_a_process_with_more_memory_than_its_job() -> None:
+    """Pages of files are in the exact peak of a process, and not in that of the job: this is said."""
+    for peak, said in (
+        (2 * GIB, "sampled"),
+        (GIB / 2, "sampled; processes: exact, with their pages of files"),
+    ):
+        used = {"memory_peak_bytes": peak, "memory_from": "samples"}
+        record = make_record(60, 60, used=used, processes=[process(1, 0, "a", memory_exact=True)])
+        assert f"memory peak: {said}\n" in render_report(record, Style())
+
+
 def test_a_pid_that_comes_round_again() -> None:
     """Is two processes; a child belongs to the one that was there when it began; no process is lost."""
     found = render_tree(

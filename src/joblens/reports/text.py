@@ -38,6 +38,7 @@ _PENDING = "PENDING"
 _WHOLE = "whole job"
 _MOST_NOTES = 5
 _MEMORY_OF_A_PART = {"accounting": "of its largest task, as accounting has no other"}
+_SOURCES = {**_MEMORY_OF_A_PART, "samples": "sampled"}
 _STATES = {
     "COMPLETED": "green", "FAILED": "red", "TIMEOUT": "red", "OUT_OF_MEMORY": "red", "NODE_FAIL": "red",
     "BOOT_FAIL": "red", "DEADLINE": "red", "RUNNING": "cyan", "COMPLETING": "cyan", "PENDING": "cyan",
@@ -383,11 +384,11 @@ def _data(record: JobRecord, style: Style) -> list[str]:
     notes += _unknown_nodes(record)
     if record.energy:
         notes.append(f"energy: {record.energy.how}")
-    source = record.used.memory_from
-    if source == "samples" and record.used.memory_peak_bytes is not None:
-        notes.append("memory peak: sampled")
-    elif source and record.used.memory_peak_bytes is not None:
-        notes.append(f"memory peak: {_MEMORY_OF_A_PART.get(source, source)}")
+    source, peak = record.used.memory_from, record.used.memory_peak_bytes
+    if source and peak is not None:
+        has_larger = any(it.memory_exact and (it.memory_peak_bytes or 0) > peak for it in record.processes)
+        more = "; processes: exact, with their pages of files" if has_larger else ""
+        notes.append(f"memory peak: {_SOURCES.get(source, source)}{more}")
     for text in notes:
         lines += wrap(_UNDER, text, style.width)
     for problem in data.problems or []:
