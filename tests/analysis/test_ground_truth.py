@@ -187,6 +187,11 @@ ON_QUIET = {
         ["idle cores"],
         "It used 1.0 of 8 cores; the rest of its cores had no work.",
     ),
+    "one core of two, and who waits for it": (
+        made(Phase(cores=1.02, idle=0.98, threads=4), cores=2.0),
+        ["idle cores"],
+        "It used 1.0 of 2 cores; the rest of its cores had no work.",
+    ),
     "all cores": (
         made(Phase(cores=7.9, delayed=0.1, idle=0.1, threads=8)),
         [],

@@ -14,6 +14,7 @@ from joblens.record.report import Finding, Point
 
 WORTH_SECONDS = 5.0  # shorter jobs say little about how they use what they have
 WAITING_CORES = 0.5  # who uses less than half of one is not computing
+_BESIDE = 0.1  # cores: a job that computes on one core uses a little more, by what starts and wakes up
 _MUCH_LOST = 0.15  # of the cores that it wanted
 _MUCH_HELD = 0.1  # of the time that it wanted to run
 _LEAST_HELD = 0.05  # of its time
@@ -163,7 +164,7 @@ def idle_cores(view: View) -> Finding | None:
         return None
     if awake_share(view, used) < WAITING_CORES and most <= max(0.75 * view.cores, 1.0):
         return _asleep(view, used, most)
-    if view.cores < 2 or used > 0.5 * view.cores or most > 0.75 * view.cores:
+    if view.cores < 2 or used > 0.5 * view.cores + _BESIDE or most > 0.75 * view.cores:
         return None
     return _idle(view, used, most)
 
