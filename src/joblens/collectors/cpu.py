@@ -65,7 +65,7 @@ def cpu(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         width = len(schema.columns) + 1
         if tokens[::width] != names or len(tokens) != width * len(names):
             names, schema = parse_layout(cores)
-            keys = tuple((_core(name),) for name in names)
+            keys = tuple((name[3:].decode("ascii", "replace") or "total",) for name in names)
             width = len(schema.columns) + 1
         del tokens[::width]
         return (Rows(schema, keys, _integers(tokens)), parse_kernel(rest))
@@ -93,10 +93,6 @@ def parse_layout(cores: bytes) -> Tuple[List[bytes], Schema]:
     if len(set(names)) < len(names):
         raise MalformedError(_PATH, "duplicate core")
     return names, Schema("cpu", ("cpu",), states)
-
-
-def _core(name: bytes) -> str:
-    return name[3:].decode("ascii", "replace") or "total"
 
 
 def _integers(tokens: List[bytes]) -> List[int]:

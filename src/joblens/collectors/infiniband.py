@@ -130,7 +130,7 @@ def _find_ports(host: Host, device: str) -> List[_Port]:
             f"{folder}/{number}",
             _files(host, f"{folder}/{number}"),
         )
-        for number in sorted(_list(host, folder), key=natural)
+        for number in sorted(host.list_if_there(folder), key=natural)
     ]
 
 
@@ -142,20 +142,13 @@ def _link(host: Host, folder: str) -> str:
 
 def _files(host: Host, folder: str) -> Tuple[str, ...]:
     kinds = ("counters", "counters_ext", "hw_counters")
-    there = {f"{kind}/{name}" for kind in kinds for name in _list(host, f"{folder}/{kind}")}
+    there = {f"{kind}/{name}" for kind in kinds for name in host.list_if_there(f"{folder}/{kind}")}
     chosen = (_first((counter.extended, counter.file), there) for counter in _COUNTERS)
     return tuple(f"{folder}/{file}" if file else "" for file in chosen)
 
 
 def _first(files: Tuple[str, ...], there: Set[str]) -> str:
     return next((file for file in files if file in there), "")
-
-
-def _list(host: Host, path: str) -> List[str]:
-    try:
-        return host.list(path)
-    except OSError:
-        return []
 
 
 def _read(host: Host, path: str) -> Optional[bytes]:

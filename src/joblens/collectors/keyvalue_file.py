@@ -30,11 +30,7 @@ def read_keyvalue(host: Host, path: str, set_name: str, describe: Describe) -> C
         lines = new
         return (rows,)
 
-    return CounterFile(host, path, parse, _describe_line)
-
-
-def _describe_line(number: int, tokens: List[bytes]) -> str:
-    return "TVL" if tokens else "L"
+    return CounterFile(host, path, parse, lambda number, tokens: "TVL" if tokens else "L")
 
 
 def _update(rows: Rows, old: List[bytes], new: List[bytes]) -> Optional[Rows]:

@@ -41,10 +41,7 @@ def may_have_gpus(host: Host) -> bool:
 
 
 def _has_card(host: Host) -> bool:
-    try:
-        return any(name.startswith("card") for name in host.list("sys/class/drm"))
-    except OSError:
-        return False
+    return any(name.startswith("card") for name in host.list_if_there("sys/class/drm"))
 
 
 def _is_in(variable: str, name: str) -> bool:

@@ -9,7 +9,7 @@ from joblens.core.model import GAUGE, NO_KEY, Column, Rows, Schema
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, List, Tuple
+    from typing import Callable, Tuple
 
 _PATH = "proc/loadavg"
 SCHEMA = Schema(
@@ -27,11 +27,8 @@ SCHEMA = Schema(
 
 
 def load(host: Host) -> Callable[[], Tuple[Rows, ...]]:
-    return CounterFile(host, _PATH, lambda data: (parse_load(data),), _describe_line)
-
-
-def _describe_line(number: int, tokens: List[bytes]) -> str:
-    return "DDDSV" if len(tokens) == 5 else "L"
+    describe = lambda number, tokens: "DDDSV" if len(tokens) == 5 else "L"  # noqa: E731
+    return CounterFile(host, _PATH, lambda data: (parse_load(data),), describe)
 
 
 def parse_load(data: bytes) -> Rows:

@@ -105,10 +105,7 @@ def _find(host: Host) -> Tuple[str, List[str]]:
 
 def _list(host: Host, folder: str) -> List[str]:
     """Mounts are named `NAME-ADDRESS`; newer clients have other files beside them."""
-    try:
-        return sorted((name for name in host.list(folder) if "-" in name), key=natural)
-    except OSError:
-        return []
+    return sorted((name for name in host.list_if_there(folder) if "-" in name), key=natural)
 
 
 def _key(name: str) -> Key:

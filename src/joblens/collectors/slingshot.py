@@ -78,10 +78,7 @@ def slingshot(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
 def _paths(host: Host, device: str) -> List[Tuple[str, ...]]:
     folder = f"{_FOLDER}/{device}/device/telemetry"
-    try:
-        there = set(host.list(folder))
-    except OSError:  # a virtual function has none
-        there = set()
+    there = set(host.list_if_there(folder))  # a virtual function has none
     return [
         tuple(f"{folder}/{file}" for file in counter.files) if there.issuperset(counter.files) else ()
         for counter in _COUNTERS

@@ -130,6 +130,14 @@ def list_names(folder: str) -> List[str]:
         return []
 
 
+def size_of(path: Union[str, os.PathLike[str]]) -> int:
+    """Return the bytes of a file, 0 if it is not there, as another process may remove it at any time."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -145,6 +145,13 @@ class Host:
     def list(self, path: str) -> List[str]:
         return os.listdir(self.root + path)
 
+    def list_if_there(self, path: str) -> List[str]:
+        """Empty if it cannot be read: most machines have few of the devices whose folders are read."""
+        try:
+            return self.list(path)
+        except OSError:
+            return []
+
     def exists(self, path: str) -> bool:
         return os.path.exists(self.root + path)
 
@@ -257,7 +264,7 @@ class Host:
         if name is not None:
             return name
         # A local user needs neither a thread nor the libraries of the name service switch.
-        found = self._local_user(uid)
+        found = next((user for user, number in self._local_users() if number == str(uid)), "")
         if not found and self.live:
             found = self._lookup(uid, lambda pwd: pwd.getpwuid(uid).pw_name)
         if found or not self.live:
@@ -277,9 +284,6 @@ class Host:
         if lookup is None or lookup.is_expired():
             lookup = self._lookups[user] = _Lookup(ask)
         return lookup.answer
-
-    def _local_user(self, uid: int) -> str:
-        return next((user for user, number in self._local_users() if number == str(uid)), "")
 
     def _local_users(self) -> List[Tuple[str, str]]:
         """Return names and uids from /etc/passwd."""

@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 from joblens.analysis.summary import summarise
 from joblens.core.errors import MalformedError, OutsideError, UsageError, printable, sentence
+from joblens.core.files import size_of
 from joblens.importers.epmt.archive import Archive, find_archives, open_archive
 from joblens.importers.epmt.lake_rows import LakeJob, choose_files, remove_files, save_chunk
 from joblens.importers.epmt.metadata import Metadata, parse_metadata
@@ -120,7 +121,7 @@ def import_epmt(
             result.files, result.outside = len(archives), result.outside + left
             result.unusable += left - 1
             break
-        read.add(_size(found.path))
+        read.add(size_of(found.path))
     read.finish()
     result.problems = list(dict.fromkeys(result.problems))  # each process reports those of the store
     return result
@@ -172,13 +173,6 @@ def _make_work(arguments: _Arguments) -> Callable[[Path], _Imported | None]:
         return None if found.left else found
 
     return work
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 class _Importer:

@@ -254,13 +254,9 @@ def _merge(lists: Iterable[Live]) -> Iterator[Live]:
         yield found._replace(jobs=jobs, ended=ended)
 
 
-def _is_expired(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > EXPIRED_SECONDS
-
-
 def remove_expired(home: Home, own: str) -> None:
     """Remove the files of hubs that no longer exist. Raises OSError."""
     for path in (home.path / "live").glob("*.json"):
         with suppress(FileNotFoundError):
-            if path != _file(home, own) and _is_expired(path):
+            if path != _file(home, own) and time.time() - path.stat().st_mtime > EXPIRED_SECONDS:
                 path.unlink()

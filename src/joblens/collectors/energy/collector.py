@@ -29,7 +29,7 @@ def energy(host: Host) -> Callable[[], Tuple[Rows, ...]]:
 
     def read() -> Tuple[Rows, ...]:
         nonlocal folders, sources, keys
-        found = {folder: _list(host, folder) for folder in _FOLDERS}
+        found = {folder: sorted(host.list_if_there(folder), key=natural) for folder in _FOLDERS}
         if found != folders:
             sources = find_sources(host, found, counters)
             folders, keys = found, tuple(key for source in sources for key in source.keys)
@@ -38,13 +38,6 @@ def energy(host: Host) -> Callable[[], Tuple[Rows, ...]]:
         return (Rows(SCHEMA, keys, [value for source in sources for value in source.read()]),)
 
     return read
-
-
-def _list(host: Host, folder: str) -> List[str]:
-    try:
-        return sorted(host.list(folder), key=natural)
-    except OSError:
-        return []
 
 
 def find_sources(

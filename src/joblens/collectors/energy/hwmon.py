@@ -65,19 +65,12 @@ def _find(host: Host, names: List[str], driver: str, pattern: Pattern[str]) -> L
         if (_text(host, top + "/name") or _text(host, top + "/device/name")) != driver:
             continue
         for folder in (top, top + "/device"):  # the place of ACPI's meters in older kernels
-            for match in filter(None, map(pattern.fullmatch, sorted(_list(host, folder)))):
+            for match in filter(None, map(pattern.fullmatch, sorted(host.list_if_there(folder)))):
                 sensor, path = f"{name}:{match[1]}", f"{folder}/{match[1]}"
                 label = _text(host, path + "_label") or _text(host, path + "_oem_info")
                 # If a meter has both, use the average over its interval, not the instantaneous value.
                 found.setdefault(sensor, File(sensor, f"{folder}/{match[0]}", label))
     return list(found.values())
-
-
-def _list(host: Host, path: str) -> List[str]:
-    try:
-        return host.list(path)
-    except OSError:
-        return []
 
 
 def _text(host: Host, path: str) -> str:

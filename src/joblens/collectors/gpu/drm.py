@@ -43,7 +43,7 @@ def find_cards(host: Host, names: Iterable[str], drivers: Tuple[str, ...]) -> Li
 
 
 def _find_card(host: Host, path: str, drivers: Tuple[str, ...]) -> Optional[Card]:
-    facts = parse_uevent(_read(host, path + "/device/uevent"))
+    facts = parse_uevent(read_file(host, path + "/device/uevent"))
     driver, bus = facts.get("DRIVER", ""), facts.get("PCI_SLOT_NAME", "")
     if driver not in drivers or not bus:
         return None
@@ -58,7 +58,7 @@ def parse_uevent(data: bytes) -> Dict[str, str]:
 def _render_node(host: Host, path: str) -> str:
     for name in list_folder(host, path + "/device/drm"):
         if _RENDER.fullmatch(name):
-            number = _read(host, f"{FOLDER}/{name}/dev").strip()
+            number = read_file(host, f"{FOLDER}/{name}/dev").strip()
             return number.decode() if _DEVICE.fullmatch(number) else ""
     return ""
 
@@ -69,18 +69,15 @@ def _hwmons(host: Host, path: str) -> Dict[str, str]:
 
 
 def list_folder(host: Host, path: str) -> List[str]:
-    try:
-        return sorted(host.list(path), key=lambda name: (len(name), name))
-    except OSError:
-        return []
+    return sorted(host.list_if_there(path), key=lambda name: (len(name), name))
 
 
 def read_word(host: Host, path: str) -> str:
     """Return the content of a one-word file, "" if it does not exist."""
-    return _read(host, path).decode("utf-8", "replace").strip("\0\n\t ")
+    return read_file(host, path).decode("utf-8", "replace").strip("\0\n\t ")
 
 
-def _read(host: Host, path: str) -> bytes:
+def read_file(host: Host, path: str) -> bytes:
     try:
         return host.read_once(path)
     except OSError:

@@ -8,7 +8,17 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from joblens.collectors.gpu.drm import Files, SameKeys, first, fitting, known, list_folder, read_word, times
+from joblens.collectors.gpu.drm import (
+    Files,
+    SameKeys,
+    first,
+    fitting,
+    known,
+    list_folder,
+    read_file,
+    read_word,
+    times,
+)
 from joblens.collectors.gpu.reading import Device, Reading, Use
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
@@ -56,7 +66,7 @@ def open_jetson(host: Host) -> Callable[[], Reading]:
 
 class _Jetson:
     def __init__(self, host: Host) -> None:
-        if b"nvidia,tegra" not in _read(host, "proc/device-tree/compatible"):
+        if b"nvidia,tegra" not in read_file(host, "proc/device-tree/compatible"):
             raise FileNotFoundError(2, "not a Jetson", "/proc/device-tree/compatible")
         self._host, self._files = host, Files(host)
         name = next((it for it in list_folder(host, _DEVFREQ) if _GPU.fullmatch(it)), "")
@@ -172,10 +182,3 @@ def parse_clients(path: str, data: bytes) -> Tuple[Optional[int], Dict[int, int]
         elif line:
             raise MalformedError(path, f"expected a client: {line[:80]!r}")
     return total, sizes
-
-
-def _read(host: Host, path: str) -> bytes:
-    try:
-        return host.read_once(path)
-    except OSError:
-        return b""
