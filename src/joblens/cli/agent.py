@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+from functools import partial
 
 from joblens.agent.job_lifetime import JobLifetime
 from joblens.agent.loop import Agent
@@ -23,6 +24,7 @@ EXAMPLE = """example:
   joblens agent --once"""
 
 HUB, _HUB_PORT = "JOBLENS_HUB", 9478
+_log = partial(log, "agent")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +109,3 @@ def hub_url(text: str) -> str:
 
 def _address(listen: str, port: int) -> str:
     return f"http://{listen.rpartition(':')[0]}:{port}/metrics"
-
-
-def _log(message: str) -> None:
-    log("agent", message)

@@ -108,7 +108,7 @@ def _need_database() -> Database:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from joblens.store.catalog.postgresql.admin import init
+    from joblens.store.catalog.postgresql.access import init
 
     database = _need_database()
     created = init(database)
@@ -119,7 +119,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from joblens.store.catalog.postgresql.admin import upgrade
+    from joblens.store.catalog.postgresql.access import upgrade
 
     database = _need_database()
     done = upgrade(database)
@@ -185,8 +185,7 @@ def _find(text: str, make: bool = False) -> Place:
 
 def _drop(options: argparse.Namespace) -> int:
     from joblens.store.home import find_home
-    from joblens.store.saving import drop_records
-    from joblens.store.undelivered import count_waiting
+    from joblens.store.saving import count_waiting, drop_records
 
     home = find_home()
     what = f"all job records in {home.database or home.records}"

@@ -49,7 +49,8 @@ def _walk(parser: argparse.ArgumentParser, path: tuple[str, ...], what: str) -> 
             )
             (options if option.flags else positionals).append(option)
     what = parser.description or what
-    yield Command(path, what, options, positionals, helps, _example(parser.epilog or ""))
+    example = (parser.epilog or "").rpartition("example:\n")[2]
+    yield Command(path, what, options, positionals, helps, example)
     for name, child in children.items():
         yield from _walk(child, (*path, name), helps.get(name, ""))
 
@@ -59,7 +60,3 @@ def _value(action: argparse.Action) -> str:
         return ""
     shown = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
     return " ".join(shown) if isinstance(shown, tuple) else str(shown)
-
-
-def _example(epilog: str) -> str:
-    return epilog.rpartition("example:\n")[2]

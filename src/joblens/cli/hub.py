@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
-from joblens.core.config_files import Layer, load_layers, merge
+from joblens.core.config_files import Layer, load_layers, parse_layers
 from joblens.core.errors import UsageError
 from joblens.core.secrets import use_masks
 from joblens.hub.settings import SCHEDULERS, HubSettings, parse_hub_settings
@@ -63,15 +64,12 @@ def run(options: argparse.Namespace) -> int:
     home = find_hub_home(settings)
     url = f"{'https' if settings.certificate else 'http'}://{settings.listen.rpartition(':')[0]}"
     ready = lambda port: announce("hub", "takes batches at", f"{url}:{port}", options.ready_fd)  # noqa: E731
-    run_hub(settings, home, _log, ready)
+    run_hub(settings, home, partial(log, "hub"), ready)
     return 0
 
 
 def load_hub(layers: list[Layer]) -> HubSettings:
-    """Merge the files. Each is validated on its own first, so that errors name its path."""
-    for layer in layers:
-        parse_hub_settings(layer.values, layer.path)
-    return parse_hub_settings(merge(layers), layers[-1].path if layers else "")
+    return parse_layers(layers, parse_hub_settings)
 
 
 def find_hub_home(settings: HubSettings) -> Path:
@@ -95,7 +93,3 @@ def _print_token(options: argparse.Namespace, settings: HubSettings) -> int:
     node = options.what[1]
     print(make_token(read_key(key), options.cluster or node, node))
     return 0
-
-
-def _log(message: str) -> None:
-    log("hub", message)

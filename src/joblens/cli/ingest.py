@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ EXAMPLE = """example:
 
 _MOST_WORKERS = 4
 _RETIRE_SECONDS = 6 * 3600.0
+_log = partial(log, "ingest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,10 +173,6 @@ class _Retiring:
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()
-
-
-def _log(message: str) -> None:
-    log("ingest", message)
 
 
 def render(status: Status | None, running: bool, archives: Mapping[str, int]) -> str:

@@ -126,12 +126,9 @@ def _fitted(lines: Iterable[str]) -> Iterator[str]:
 def _write_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from joblens.core.csv_cells import render_csv
 
-    write(render_csv(columns, ([_cell(value) for value in row] for row in rows)))
-
-
-def _cell(value: object) -> object:
-    """Causes are a list."""
-    return "; ".join(value) if isinstance(value, list) else value
+    # causes are lists
+    plain = (["; ".join(it) if isinstance(it, list) else it for it in row] for row in rows)
+    write(render_csv(columns, plain))
 
 
 def render_jobs(found: Outliers) -> list[str]:

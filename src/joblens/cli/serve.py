@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.cli.daemon import add_ready_fd, allow_open_files, announce, log
-from joblens.core.config_files import Layer, load_layers, merge
+from joblens.core.config_files import Layer, load_layers, parse_layers
 from joblens.serve.settings import SOCKET, ServeSettings, parse_serve_settings
 from joblens.store.database import use_database
 
@@ -52,10 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_serve(layers: list[Layer]) -> ServeSettings:
-    """Merge the files. Each is validated on its own first, so that errors name its path."""
-    for layer in layers:
-        parse_serve_settings(layer.values, layer.path)
-    return parse_serve_settings(merge(layers), layers[-1].path if layers else "")
+    return parse_layers(layers, parse_serve_settings)
 
 
 def make_service(settings: ServeSettings, layers: list[Layer]) -> Service:
@@ -66,9 +63,8 @@ def make_service(settings: ServeSettings, layers: list[Layer]) -> Service:
 
     home = find_home(settings.home or None)
     state = find_state(settings, home)
-    service = Service(
-        settings, home._replace(index_file=state / "catalog.sqlite"), state, _pages(settings, layers), _log
-    )
+    home = home._replace(index_file=state / "catalog.sqlite")
+    service = Service(settings, home, state, _pages(settings, layers), partial(log, "serve"))
     service.tsdb = Tsdb(cache(lambda: load_agent(layers)))
     return service
 
@@ -101,7 +97,3 @@ def _hub_token(settings: ServeSettings, hub: HubSettings) -> str:
     passed = os.path.join(os.environ.get("CREDENTIALS_DIRECTORY", ""), "hub-token")
     known = (settings.hub_token_file, passed, hub.token_file)
     return next((path for path in known if path and os.access(path, os.R_OK)), settings.hub_token_file)
-
-
-def _log(message: str) -> None:
-    log("serve", message)

@@ -59,7 +59,7 @@ def findings(folder: str, config: str) -> Iterator[Finding]:
     yield finding
     slurm, finding = _ask_slurm()
     yield finding
-    node = Node(slurm, folder, config, settings, _agent_command(Path(folder)))
+    node = Node(slurm, folder, config, settings, _variable(Path(folder) / "prolog", "agent"))
     parts: list[Callable[[Node], Iterator[Finding]]] = [_hooks, _folder, _capture, _agent, _hub, _service]
     for part in [*([_configured, _flags, _accounting, _cluster] if slurm else []), *parts]:
         yield from part(node)
@@ -104,12 +104,8 @@ def _configured(node: Node) -> Iterator[Finding]:
     for name, key in SLURM.items():
         ours, value = f"{node.folder}/{name}", node.slurm.get(key, "")
         called = [path for word in value.split(",") if word for path in glob(word) or [word]]
-        right = any(_same(path, ours) or _calls(path, ours) for path in called)
+        right = any(os.path.realpath(it) == os.path.realpath(ours) or _calls(it, ours) for it in called)
         yield Finding(key, right, value or "none", f"{key}={ours} in slurm.conf, then scontrol reconfigure")
-
-
-def _same(path: str, ours: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(ours)
 
 
 def _calls(path: str, ours: str) -> bool:
@@ -174,10 +170,6 @@ def _why_not_run(path: str, uid: int) -> str:
     except (JoblensError, OSError) as error:
         return sentence(error)
     return "" if executable else f"{path}: not executable by all users"
-
-
-def _agent_command(folder: Path) -> str:
-    return _variable(folder / "prolog", "agent")
 
 
 def _variable(path: Path, name: str) -> str:

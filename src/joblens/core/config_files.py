@@ -7,7 +7,7 @@ user's own overrides it value by value.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from joblens.core.errors import ConfigError
 from joblens.core.json_file import read_file
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SYSTEM = "/etc/joblens/joblens.toml"
 VARIABLE = "JOBLENS_CONFIG"
 _LARGEST = 1 << 18  # bytes
+_Settings = TypeVar("_Settings")
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
@@ -86,6 +87,13 @@ def _merged(below: Table, above: Table) -> Table:
         else:
             found[name] = value
     return found
+
+
+def parse_layers(layers: List[Layer], parse: Callable[[Table, str], _Settings]) -> _Settings:
+    """Parse the merged files. Each is validated on its own first, so that errors name its path."""
+    for layer in layers:
+        parse(layer.values, layer.path)
+    return parse(merge(layers), layers[-1].path if layers else "")
 
 
 def origins(layers: List[Layer]) -> Dict[str, str]:

@@ -154,7 +154,8 @@ def run_server(service: Service, ready: Callable[[str], None]) -> None:
     elif settings.socket:
         listeners.append((listen_unix(settings.socket), None))
     if settings.listen:
-        listeners.append((listen(settings.listen), _tls(settings)))
+        tls = load_tls(settings.certificate, settings.private_key, "serve")
+        listeners.append((listen(settings.listen), tls))
     if not listeners:
         raise ConfigError(
             "serve.socket and serve.listen are both empty: the service has nothing to listen on"
@@ -174,10 +175,6 @@ def _address(settings: ServeSettings, listeners: list[tuple[socket.socket, ssl.S
         return settings.socket
     host, port = settings.listen.rpartition(":")[0], listeners[0][0].getsockname()[1]
     return f"{'https' if settings.certificate else 'http'}://{host}:{port}"
-
-
-def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
-    return load_tls(settings.certificate, settings.private_key, "serve") if settings.certificate else None
 
 
 def inherited_sockets(environment: Mapping[str, str]) -> list[socket.socket]:
