@@ -43,7 +43,7 @@ from joblens.store import ingest
 from joblens.store import pending as waiting
 from joblens.store.catalog import schema as index_schema
 from joblens.store.catalog.postgresql import schema as postgresql_schema
-from joblens.store.catalog.postgresql.admin import upgrade as postgresql_upgrade
+from joblens.store.catalog.postgresql.access import upgrade as postgresql_upgrade
 from joblens.store.home import Home
 from joblens.store.lake import compact as store_compact
 from joblens.store.lake.columns import Table
@@ -250,7 +250,7 @@ def kill_at_moments(top: Path, what: str, seed: int, kills: int) -> None:
 
 def reset(home: Home, steps: Steps) -> None:
     if home.database is not None:
-        from joblens.store.catalog.postgresql.admin import drop
+        from joblens.store.catalog.postgresql.access import drop
 
         drop(home.database)
     if steps.prepare is not None:
@@ -290,11 +290,12 @@ def upgrade_steps(top: Path) -> Steps:
 
 
 def make_old_index(path: Path) -> None:
-    version = random.randrange(1, len(index_schema.MIGRATIONS))
     database = sqlite3.connect(path, isolation_level=None)
-    for statements in index_schema.MIGRATIONS[:version]:
-        database.executescript(statements)
-    database.execute(f"PRAGMA user_version = {version}")
+    database.executescript(
+        "CREATE TABLE jobs (id TEXT PRIMARY KEY, day TEXT); CREATE INDEX jobs_by_day ON jobs (day);"
+        "CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER); INSERT INTO jobs VALUES ('removed', '')"
+    )
+    database.execute(f"PRAGMA user_version = {random.randrange(1, index_schema.VERSION)}")
     database.close()
 
 

@@ -17,7 +17,7 @@ def open_catalog(
     """
     if home.database is not None:
         from joblens.store.catalog.postgresql.catalog import PostgresCatalog
-        from joblens.store.undelivered import deliver
+        from joblens.store.saving import deliver
 
         problems = deliver(home)
         catalog = PostgresCatalog(home.database, creates)

@@ -1,6 +1,6 @@
 """The catalog: an index of the job records in SQLite, made from them and kept up to date.
 
-It can be thrown away at any time. Numbered migrations bring an older one up; a newer one is left alone.
+It can be thrown away at any time. An older one is replaced; a newer one is left alone.
 Where the file cannot be used, the same index is made in memory.
 """
 
@@ -241,7 +241,8 @@ class Catalog(JobCatalog):
         transactions.begin()
         done = writer.whole_files(database, day)  # another may have been faster
         # What vanishes while it is read has been compacted: then there is another file that has it.
-        while new := sorted(names - done, key=_compacted_last):
+        # Of two files with the same record, the one that stays is indexed last.
+        while new := sorted(names - done, key=lambda name: (name.endswith(".jsonl"), name)):
             whole = [self._take_file(database, day, name) for name in new]
             settled = settled and all(whole)
             done.update(new)
@@ -326,8 +327,3 @@ def _bulk(database: sqlite3.Connection, large: bool) -> Iterator[None]:
             database.execute(f"PRAGMA {setting}")
         if enabled:
             gc.enable()
-
-
-def _compacted_last(name: str) -> tuple[bool, str]:
-    """Sort so that of two files with the same record, the one that stays is indexed last."""
-    return name.endswith(".jsonl"), name

@@ -1,4 +1,4 @@
-"""The tables of the catalog, as one step after the other brings an older one up."""
+"""The tables of the catalog. Those of an older version are replaced, and filled again from the records."""
 
 from __future__ import annotations
 
@@ -6,119 +6,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MIGRATIONS = (
-    """
-    CREATE TABLE jobs (
-        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
-        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
-        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
-        verdict TEXT, report TEXT NOT NULL,
-        PRIMARY KEY (cluster, id, start)
-    );
-    CREATE INDEX jobs_by_start ON jobs (start);
-    CREATE INDEX jobs_by_id ON jobs (id);
-    CREATE INDEX jobs_by_user ON jobs (user, start);
-    CREATE TABLE tags (
-        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
-        PRIMARY KEY (cluster, id, start, name)
-    );
-    CREATE INDEX tags_by_name ON tags (name, value);
-    CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
-    CREATE TABLE files (day TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (day, name));
-    """,
-    """
-    ALTER TABLE jobs ADD COLUMN day TEXT NOT NULL DEFAULT '';
-    ALTER TABLE jobs ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
-    UPDATE jobs SET day = date(start, 'unixepoch');
-    CREATE INDEX jobs_by_day ON jobs (day);
-    """,
-    # The place of a record instead of the record itself. All are indexed again, which is fast now.
-    """
-    DROP TABLE jobs;
-    DELETE FROM tags;
-    DELETE FROM days;
-    DELETE FROM files;
-    CREATE TABLE jobs (
-        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
-        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
-        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
-        verdict TEXT, written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
-        PRIMARY KEY (cluster, id, start)
-    ) WITHOUT ROWID;
-    CREATE INDEX jobs_by_start ON jobs (start);
-    CREATE INDEX jobs_by_id ON jobs (id);
-    CREATE INDEX jobs_by_user ON jobs (user, start);
-    CREATE INDEX jobs_by_day ON jobs (day);
-    """,
-    # What schedulers know of jobs: ids as people write them, all nodes, partition and account.
-    """
-    DROP TABLE jobs;
-    DELETE FROM tags;
-    DELETE FROM days;
-    DELETE FROM files;
-    CREATE TABLE jobs (
-        cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL, "end" REAL,
-        name TEXT NOT NULL, user TEXT NOT NULL, node TEXT, source TEXT, state TEXT, exit_code INTEGER,
-        duration_seconds REAL, cpu_seconds REAL, cores REAL, memory_peak_bytes INTEGER, processes INTEGER,
-        verdict TEXT, shown_id TEXT NOT NULL, nodes TEXT, partition TEXT, account TEXT, on_nodes TEXT,
-        written INTEGER NOT NULL, day TEXT NOT NULL, file TEXT NOT NULL, place INTEGER NOT NULL,
-        PRIMARY KEY (cluster, id, start)
-    ) WITHOUT ROWID;
-    CREATE INDEX jobs_by_start ON jobs (start);
-    CREATE INDEX jobs_by_id ON jobs (id);
-    CREATE INDEX jobs_by_shown_id ON jobs (shown_id) WHERE shown_id != id;
-    CREATE INDEX jobs_by_user ON jobs (user, start);
-    CREATE INDEX jobs_by_day ON jobs (day);
-    """,
-    # The largest of very many, without sorting them all, in the order of joblens.store.catalog.listing.
-    # Each such index makes filling the catalog a tenth dearer, so there is one for what is asked for most.
-    """
-    CREATE INDEX jobs_by_cpu ON jobs (cpu_seconds, start, id);
-    """,
-    # Numbered jobs, so that tables of nodes and tags and all indexes are small. All are indexed again.
-    """
-    DROP TABLE jobs;
-    DROP TABLE tags;
-    DROP TABLE days;
-    DROP TABLE files;
-    CREATE TABLE jobs (
-        number INTEGER PRIMARY KEY, cluster TEXT NOT NULL, id TEXT NOT NULL, start REAL NOT NULL,
-        user TEXT NOT NULL, account TEXT, state TEXT, partition TEXT, name TEXT NOT NULL,
-        duration_seconds REAL, cpu_seconds REAL, memory_peak_bytes INTEGER, shown_id TEXT NOT NULL,
-        "end" REAL, node TEXT, source TEXT, exit_code INTEGER, cores REAL, processes INTEGER,
-        verdict TEXT, nodes TEXT, tags TEXT, written INTEGER NOT NULL, file INTEGER NOT NULL,
-        place INTEGER NOT NULL
-    );
-    CREATE UNIQUE INDEX jobs_by_id ON jobs (id, cluster, start);
-    CREATE INDEX jobs_by_file ON jobs (file);
-    CREATE TABLE job_nodes (
-        job INTEGER NOT NULL, node TEXT NOT NULL, PRIMARY KEY (job, node)
-    ) WITHOUT ROWID;
-    CREATE TABLE tags (
-        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
-    ) WITHOUT ROWID;
-    CREATE TABLE names (name TEXT PRIMARY KEY) WITHOUT ROWID;
-    CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
-    CREATE TABLE files (
-        number INTEGER PRIMARY KEY, day TEXT NOT NULL, name TEXT NOT NULL,
-        whole INTEGER NOT NULL DEFAULT 0, UNIQUE (day, name)
-    );
-    """,
-    # No version before has stored annotations, so that nothing need be indexed again.
-    """
-    CREATE TABLE annotations (
-        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
-    ) WITHOUT ROWID;
-    """,
-    # The kind of a job in each index: what many jobs have in common, so that it is compared once for all.
-    """
-    DROP TABLE jobs;
-    DELETE FROM job_nodes;
-    DELETE FROM tags;
-    DELETE FROM annotations;
-    DELETE FROM names;
-    DELETE FROM days;
-    DELETE FROM files;
+VERSION = 8
+# Jobs are numbered, so that tables of nodes and tags and all indexes are small. Each index has the kind of a
+# job: what many jobs have in common is compared once for all of them.
+TABLES = """
     CREATE TABLE kinds (
         number INTEGER PRIMARY KEY, user TEXT NOT NULL, account TEXT, partition TEXT, state TEXT,
         cluster TEXT NOT NULL
@@ -134,8 +25,22 @@ MIGRATIONS = (
     );
     CREATE UNIQUE INDEX jobs_by_id ON jobs (id, cluster, start);
     CREATE INDEX jobs_by_file ON jobs (file);
-    """,
-)
+    CREATE TABLE job_nodes (
+        job INTEGER NOT NULL, node TEXT NOT NULL, PRIMARY KEY (job, node)
+    ) WITHOUT ROWID;
+    CREATE TABLE tags (
+        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
+    ) WITHOUT ROWID;
+    CREATE TABLE annotations (
+        job INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (job, name)
+    ) WITHOUT ROWID;
+    CREATE TABLE names (name TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TABLE days (day TEXT PRIMARY KEY, changed INTEGER NOT NULL);
+    CREATE TABLE files (
+        number INTEGER PRIMARY KEY, day TEXT NOT NULL, name TEXT NOT NULL,
+        whole INTEGER NOT NULL DEFAULT 0, UNIQUE (day, name)
+    );
+    """
 
 # By sort and filter. Each is created when it is first needed: to sort many rows once costs a fraction of
 # inserting each, and most stores never need all.
@@ -161,20 +66,27 @@ class NewerError(Exception):
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Brings it to the newest version, whatever version it has; a newer one is an error."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version == len(MIGRATIONS):
+    """Create the tables. Those of an older version are removed; a newer version is an error."""
+    if _version(database) == VERSION:
         return
     with _transaction(database):
-        (version,) = database.execute("PRAGMA user_version").fetchone()  # another may have been faster
-        if version > len(MIGRATIONS):
-            raise NewerError(f"made by a newer joblens (version {version}, this one knows {len(MIGRATIONS)})")
+        version = _version(database)  # another may have been faster
+        if version > VERSION:
+            raise NewerError(f"made by a newer joblens (version {version}, this one knows {VERSION})")
         if version < 0:
             raise sqlite3.DatabaseError("its version number is invalid")
-        for number in range(version, len(MIGRATIONS)):
-            for statement in filter(str.strip, MIGRATIONS[number].split(";\n")):
-                database.execute(statement)
-        database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        if version == VERSION:
+            return
+        if version:
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                database.execute(f'DROP TABLE "{name}"')
+        for statement in filter(str.strip, TABLES.split(";\n")):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _version(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager
