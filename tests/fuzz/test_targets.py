@@ -36,7 +36,7 @@ EXCLUDED = {
     "collectors.gpu.nvml.load_nvml": "loads NVIDIA's library",
     "hub.kafka.client.load_kafka": "loads Kafka's library",
     "store.catalog.postgresql.connection.load_driver": "loads psycopg",
-    "store.catalog.postgresql.reader.load_all": "rows of a database, each as in the target `record`",
+    "store.catalog.postgresql.access.load_all": "rows of a database, each as in the target `record`",
     "store.copying._load_all": "as the records of any store, in the target `record`",
     "hub.sink.read_task": "written by the hub itself for a process that it starts",
     "hub.server.load_tls": "OpenSSL reads the certificate",

@@ -25,16 +25,13 @@ from joblens.core.json_file import render_json
 from joblens.jobs.submit import submit
 from joblens.record.ends import EndedProcess
 from joblens.record.report import Imported, JobRecord
-from joblens.store.catalog.postgresql.access import save_in
-from joblens.store.catalog.postgresql.admin import drop, init, upgrade
+from joblens.store.catalog.postgresql.access import drop, init, load_all, save_in, upgrade
 from joblens.store.catalog.postgresql.connection import connect
-from joblens.store.catalog.postgresql.reader import load_all
 from joblens.store.catalog.postgresql.schema import MIGRATIONS, check_version, find_version
 from joblens.store.copying import copy_records
 from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
-from joblens.store.saving import save_record, save_records
-from joblens.store.undelivered import count_waiting, keep
+from joblens.store.saving import count_waiting, keep, save_record, save_records
 from jobs.archives import make_archive, make_records
 from serve.serving import ADMIN, ALICE, BOB, OWNERS, SETTINGS, SUPPORT, Served, make_job
 from store.conftest import run_joblens

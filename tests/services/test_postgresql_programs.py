@@ -19,7 +19,7 @@ from cli.test_up import BUSY, RECORDS, Up, as_user, follower, is_in
 from importers.epmt_files import job_files, metadata, process, write_tar
 from importers.test_sacct import PAST, write
 from joblens.api import Store
-from joblens.store.catalog.postgresql.admin import init
+from joblens.store.catalog.postgresql.access import init
 from joblens.store.database import VARIABLE, Database
 from joblens.store.home import Home
 from jobs.made import Site

@@ -134,7 +134,8 @@ def make_rows(record: JobRecord, now: int) -> Rows:
     tags, notes = (_texts(it) for it in head[-2:])
     nodes = [(name,) for name in dict.fromkeys((columns[_NODES] or "").split(SEVERAL))]
     several = columns[_NODES] != columns[_NODE]
-    values = (*columns, _json(tags), _number(_kind_of(columns)), written, data.decode())
+    tags_text = json.dumps(tags) if tags else None
+    values = (*columns, tags_text, _number(_kind_of(columns)), written, data.decode())
     linked: dict[str, list[tuple[str, ...]]] = {
         "tags": list(tags.items()),
         "annotations": list(notes.items()),
@@ -145,10 +146,6 @@ def make_rows(record: JobRecord, now: int) -> Rows:
 
 def _texts(texts: dict[str, str] | None) -> dict[str, str]:
     return {as_text(name): as_text(value) for name, value in (texts or {}).items()}
-
-
-def _json(texts: dict[str, str]) -> str | None:
-    return json.dumps(texts) if texts else None
 
 
 def _number(kind: Sequence[str | None]) -> int:
