@@ -42,7 +42,7 @@ def copy_records(source: Place, target: Place, progress: Progress | None = None)
     problems: list[str] = []
     copied = known = 0
     if (database := database_of(target)) is not None:
-        from joblens.store.catalog.postgresql.admin import init
+        from joblens.store.catalog.postgresql.access import init
 
         init(database)
     found = _load_all(source, problems)
@@ -92,6 +92,6 @@ def _load_all(place: Place, problems: list[str]) -> Iterator[JobRecord]:
             for name in records.list_records(place.records, day):
                 yield from records.load_records(place.records / day / name, problems)
     elif (database := database_of(place)) is not None:
-        from joblens.store.catalog.postgresql.reader import load_all
+        from joblens.store.catalog.postgresql.access import load_all
 
         yield from load_all(database, problems)

@@ -96,19 +96,7 @@ def stored_groups(record: JobRecord, by: Sequence[str]) -> list[GroupUse] | None
     found = kinds.get(tuple(by))
     if found is None:
         return None
-    return [
-        GroupUse(
-            (it.key,),
-            it.processes,
-            it.began_seconds,
-            it.cpu_seconds,
-            it.summed_wall_seconds,
-            it.run_delay_seconds,
-            it.memory_peak_bytes,
-            it.ended_seconds,
-        )
-        for it in found
-    ]
+    return [GroupUse((it.key,), *(getattr(it, name) for name in GroupUse._fields[1:])) for it in found]
 
 
 def check_groups(by: Iterable[str]) -> tuple[str, ...]:

@@ -11,10 +11,6 @@ from joblens.core.errors import OutsideError
 from joblens.core.files import list_names, make_folder, write_quickly, write_whole
 from joblens.core.json_file import render_json
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 INCOMING, WAITING = "incoming", "waiting"
 FACTS, END = "job.json", "end.json"
 # Beyond these the end of a job starts, in the background, what was deferred: records of short jobs, and their

@@ -103,7 +103,7 @@ def retain(home: Home, days: int, now: float | None = None) -> int:
     of_records = [] if home.database is not None else home.records.glob("*-*-*")
     folders = [*home.lake.glob("set=*/date=*"), *of_records]
     if home.database is not None:
-        from joblens.store.catalog.postgresql.admin import remove_older
+        from joblens.store.catalog.postgresql.access import remove_older
 
         remove_older(home.database, moment - moment % 86_400)
     removed = sum(_remove_day(it) for it in sorted(folders) if it.name.removeprefix("date=") < oldest)

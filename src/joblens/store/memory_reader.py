@@ -20,6 +20,7 @@ from joblens.store.reader import (
     WAITING_FOR_DISK,
     Break,
     End,
+    Reader,
     Series,
     Span,
     find_breaks,
@@ -34,7 +35,7 @@ _MOST = (
 _MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 
 
-class SamplesReader:
+class SamplesReader(Reader):
     """Samples of one job, and of the node that it ran on."""
 
     def __init__(self, samples: Iterable[Sample], job: str, node: str) -> None:
@@ -46,9 +47,6 @@ class SamplesReader:
                 self._sets.setdefault(own.schema.set, []).append(Sample(time_ns, own))
         for found in self._sets.values():
             found.sort(key=lambda sample: sample.time_ns)
-
-    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
-        return self._fold(span, set_name, self._within(span, set_name), columns, points)
 
     def split(
         self,
@@ -69,6 +67,8 @@ class SamplesReader:
 
     def _split(self, rows: Rows, labels: Sequence[str]) -> dict[tuple[str, ...], Rows]:
         """A label that the rows do not have is nothing, but job and node, which the lake knows as well."""
+        if not labels:
+            return {(): rows}
         places = {name: number for number, name in enumerate(rows.schema.labels)}
         known = {"node": self._node, "jobid": self._job}
         found: dict[tuple[str, ...], list[int]] = {}
@@ -130,7 +130,8 @@ class SamplesReader:
         found: list[End] = []
         for sample in self._within(span._replace(end=span.end + SPAN_MARGIN), SETS[kind]):
             seen, ends = sample.time_ns / 1e9, _make_ends(kind, sample.rows)
-            found += (it for it in ends if span.has_begin(_or(it.began_seconds, seen)))
+            began = ((it, it.began_seconds) for it in ends)
+            found += (it for it, at in began if span.has_begin(seen if at is None else at))
         found.sort(key=lambda end: (end.began_seconds or 0, end.pid, end.start))
         return merge_sources(found if most is None else found[:most])
 
@@ -227,10 +228,6 @@ def _sum(parts: list[Rows], name: str) -> float | None:
                 if known:
                     total = (total or 0.0) + float(column.in_base_units(sum(known)))
     return total
-
-
-def _or(moment: float | None, otherwise: float) -> float:
-    return otherwise if moment is None else moment
 
 
 def _make_ends(kind: type[End], rows: Rows) -> Iterator[End]:

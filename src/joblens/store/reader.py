@@ -159,6 +159,7 @@ def _known(kind: type[End], name: str) -> str:
 class Reader(Protocol):
     def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
         """Over all that the set has a row for (devices, interfaces), added up."""
+        return self.split(span, set_name, (), columns, points).get((), Series([], {}, {}, {}))
 
     def split(
         self,
@@ -193,7 +194,7 @@ class Reader(Protocol):
         """Return, by node, where a counter decreased, or samples are further apart than that."""
 
 
-class LakeReader:
+class LakeReader(Reader):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
 
@@ -201,10 +202,6 @@ class LakeReader:
         times = span.nanoseconds()
         near = times["first"], times["last"]
         return self.lake.files(set_name, span.dates(), span.job, near, span.nodes)
-
-    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
-        found = self.split(span, set_name, (), columns, points)
-        return found.get((), Series([], {}, {}, {}))
 
     def split(
         self,

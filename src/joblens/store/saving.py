@@ -6,12 +6,15 @@ store. They are delivered with the next record that is saved, or when the store 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joblens.core.errors import OutsideError, sentence
+from joblens.core.files import make_folder, size_of
 from joblens.store import records
 from joblens.store.home import Home
 
@@ -41,7 +44,6 @@ def _save(home: Home, database: Database, many: list[JobRecord]) -> str:
     from joblens.store.catalog.postgresql.access import save_in
     from joblens.store.catalog.postgresql.connection import UnavailableError
     from joblens.store.edits import apply_edits
-    from joblens.store.undelivered import deliver, keep
 
     now = time.time_ns()
     for record in many:
@@ -83,7 +85,7 @@ def drop_records(home: Home) -> None:
     import shutil
 
     if home.database is not None:
-        from joblens.store.catalog.postgresql.admin import drop
+        from joblens.store.catalog.postgresql.access import drop
 
         drop(home.database)
         with suppress(FileNotFoundError):
@@ -96,16 +98,58 @@ def drop_records(home: Home) -> None:
 def record_sizes(home: Home) -> dict[str, int]:
     """Return the bytes of tables, or of the files and their index. Raises OutsideError."""
     if home.database is not None:
-        from joblens.store.catalog.postgresql.admin import sizes
+        from joblens.store.catalog.postgresql.access import sizes
 
         return sizes(home.database)
     files = [path for path in home.records.rglob("*") if path.is_file()]
     index = [path for path in home.catalog.parent.glob(home.catalog.name + "*") if path.is_file()]
-    return {"records": sum(map(_size, files)), "index": sum(map(_size, index))}
+    return {"records": sum(map(size_of, files)), "index": sum(map(size_of, index))}
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def keep(home: Home, many: list[JobRecord], now: int, why: Exception) -> str:
+    """Save records as files. Return why they wait. Raises OSError."""
+    make_folder(home.undelivered)
+    for record in many:
+        record.written = record.written or now
+    records.save_records(home.undelivered, many)
+    jobs = f"job {many[0].job.shown_id}" if len(many) == 1 else f"{len(many)} jobs"
+    return f"the record of {jobs} waits in {home.undelivered}: {sentence(why)}"
+
+
+def deliver(home: Home) -> list[str]:
+    """Save the records that wait in the database. Return what could not be delivered, a sentence each."""
+    files = _list(home)
+    if not files or home.database is None:
+        return []
+    from joblens.store.catalog.postgresql.access import save_in
+
+    problems: list[str] = []
+    for path in files:
+        try:
+            damaged: list[str] = []
+            save_in(home.database, records.load_records(path, damaged), 0)
+            problems += [f"{it}; it stays there" for it in damaged]
+            if not damaged:
+                records.remove_file(path)
+        except FileNotFoundError:  # another has delivered it
+            continue
+        except (OutsideError, OSError) as error:  # the next one would fail as well
+            problems.append(f"{len(files)} files of records wait in {home.undelivered}: {sentence(error)}")
+            break
+    for folder in {path.parent for path in files}:
+        with suppress(OSError):  # there are others
+            os.rmdir(folder)
+    return problems
+
+
+def count_waiting(home: Home) -> int:
+    """Return the number of files that wait for the database of the store."""
+    return len(_list(home)) if home.database is not None else 0
+
+
+def _list(home: Home) -> list[Path]:
+    return [
+        home.undelivered / day / name
+        for day, _ in records.list_days(home.undelivered)
+        for name in records.list_records(home.undelivered, day)
+    ]

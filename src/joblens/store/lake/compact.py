@@ -19,9 +19,9 @@ from joblens.store.lake.columns import identifier
 from joblens.store.lake.damage import set_aside
 from joblens.store.lake.folder import (
     GRACE_SECONDS,
-    HUB,
     Extent,
     Listing,
+    is_of_hub,
     job_file,
     list_folder,
     remove_replaced,
@@ -76,15 +76,9 @@ def compact_small(lake: Lake) -> int:
             age = now - folder.stat().st_mtime
             if age < _FORGOTTEN_SECONDS:
                 complete = folder.name.removeprefix("date=") < today and age > _QUIET_SECONDS
-                done += _compact_listed(lake, folder, lambda: _is_of_hub, complete)
+                done += _compact_listed(lake, folder, lambda: lambda path: is_of_hub(path.name), complete)
                 remove_replaced(folder, now)
     return done
-
-
-def _is_of_hub(path: Path) -> bool:
-    """Also if it was merged from such files. A file of one job is not: it may be rewritten."""
-    found = job_file(path.name)
-    return found is None or found.job.startswith(HUB)
 
 
 def compact_folder(lake: Lake, folder: Path, unfinished: Callable[[], set[str]]) -> int:

@@ -93,6 +93,12 @@ def job_file(name: str) -> JobFile | None:
     return JobFile(match[1], int(match[2]), int(match[3])) if match else None
 
 
+def is_of_hub(name: str) -> bool:
+    """Also if it was merged from such files. A file of one job is not: it may be rewritten."""
+    found = job_file(name)
+    return found is None or found.job.startswith(HUB)
+
+
 def list_folder(folder: Path) -> Listing:
     while True:
         names = list_names(str(folder))

@@ -61,14 +61,7 @@ class JobSubset(Lake):
                 "INSERT INTO wanted VALUES (?, ?, make_timestamp_ns(?), make_timestamp_ns(?))", row
             )
 
-    def files(
-        self,
-        set_name: str,
-        dates: tuple[str, str] = ("0000", "9999"),
-        job: str | None = None,
-        times: tuple[int, int] | None = None,
-        nodes: tuple[str, ...] = (),
-    ) -> Files:
+    def files(self, set_name: str, *wanted: object, **more: object) -> Files:
         if set_name not in self._made:
             self._made[set_name] = self._make(set_name)
         return Files(self._made[set_name])

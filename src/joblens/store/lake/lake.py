@@ -23,7 +23,7 @@ from joblens.core.model import Sample
 from joblens.core.named_tuple import NamedTuple
 from joblens.store.lake.checksum import PLACEHOLDER, add_checksum, check_file
 from joblens.store.lake.columns import TIME, Table, identifier, tables
-from joblens.store.lake.folder import HUB, Extent, JobFile, job_file, list_folder
+from joblens.store.lake.folder import Extent, JobFile, is_of_hub, job_file, list_folder
 from joblens.store.location import safe_name
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Lake:
 
         if not parts:
             return
-        path = self._make_folder(self.path / f"set={safe_name(set_name)}" / f"date={date}") / name
+        path = self.make_folder(self.path / f"set={safe_name(set_name)}" / f"date={date}") / name
         for number, part in enumerate(parts):
             self.connection.register(f"part{number}", part.columns)
         rows = sum(len(part.columns[TIME]) for part in parts)
@@ -251,7 +251,7 @@ class Lake:
         while sum(map(len, self._enums)) > _MOST_ENUM_TEXTS:
             self.connection.execute(f"DROP TYPE {self._enums.pop(next(iter(self._enums)))}")
 
-    def _make_folder(self, folder: Path) -> Path:
+    def make_folder(self, folder: Path) -> Path:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             sync_folder(str(folder))
@@ -331,23 +331,21 @@ class Lake:
     ) -> list[tuple[Any, ...]]:
         """With the files as the table {lake}, which has these columns by name and type."""
 
-        def ask(sound: list[Path]) -> list[tuple[Any, ...]]:
-            table = _typed(sound, columns, self.schema(sound))
-            return self.connection.execute(text.replace("{lake}", table), values or {}).fetchall()
-
-        return self.attempt(files, ask, [])
+        return self.attempt(files, lambda sound: self._run(sound, columns, text, values).fetchall(), [])
 
     def query_columns(
         self, files: list[Path], columns: Mapping[str, str], text: str, values: Any = None
     ) -> Arrays:
         """The same as NumPy's arrays by name, masked where there is a NULL. Nothing if there is no file."""
 
-        def ask(sound: list[Path]) -> Arrays:
-            table = _typed(sound, columns, self.schema(sound))
-            found: Arrays = self.connection.execute(text.replace("{lake}", table), values or {}).fetchnumpy()
-            return found
+        none: Arrays = {}
+        return self.attempt(files, lambda sound: self._run(sound, columns, text, values).fetchnumpy(), none)
 
-        return self.attempt(files, ask, {})
+    def _run(
+        self, files: list[Path], columns: Mapping[str, str], text: str, values: Any
+    ) -> duckdb.DuckDBPyConnection:
+        table = _typed(files, columns, self.schema(files))
+        return self.connection.execute(text.replace("{lake}", table), values or {})
 
     def attempt(
         self,
@@ -497,7 +495,7 @@ def reason(text: str) -> str:
 
 def _can_have(path: Path, job: str) -> bool:
     found = job_file(path.name)
-    return found is None or found.job == safe_name(job) or found.job.startswith(HUB)
+    return is_of_hub(path.name) or (found is not None and found.job == safe_name(job))
 
 
 def _overlaps(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from joblens.core.errors import OutsideError
-from joblens.core.files import sync_folder
 from joblens.core.model import ABSENT
 from joblens.store.lake.columns import identifier, storable
 from joblens.store.lake.folder import JobFile
@@ -68,19 +67,13 @@ class Importer:
             connection.execute(f"CREATE OR REPLACE TEMP TABLE brought_rows AS {rows}")
             count = self._leave_out_known(set_name, date, int(times.min()), int(times.max()))
             if count:
-                self._make_folder(path.parent)
+                self.lake.make_folder(path.parent)
                 self.lake.copy("brought_rows", ["time", *(column.name for column in columns)], path)
             return count
         except (duckdb.Error, OSError) as error:
             raise OutsideError(f"{path} cannot be written: {reason(str(error))}") from None
         finally:
             connection.unregister("brought")
-
-    def _make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(str(folder))
-            sync_folder(str(folder.parent))
 
     def _leave_out_known(self, set_name: str, date: str, first: int, last: int) -> int:
         """How many stay."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from joblens.store.lake.folder import HUB, job_file, list_folder
+from joblens.store.lake.folder import is_of_hub, list_folder
 from joblens.store.lake.lake import Files, Lake
 
 _SETS = {"load": "''", "job": "coalesce(jobid, '')"}  # a row per sample of the node, and a row per job
@@ -55,7 +55,7 @@ class Unread:
             covered.clear()
             covered.update(path.name for path in listing.files)
             covered.update(name for it in listing.manifests for name in it.replaces)
-            new = (path for path in listing.files if path.name not in seen and _is_of_hub(path.name))
+            new = (path for path in listing.files if path.name not in seen and is_of_hub(path.name))
             merged_since = {name for it in listing.manifests if it.replaces <= seen for name in it.files}
             return Files(
                 (path for path in new if path.name not in merged_since and self._is_recent(path)), unread
@@ -106,12 +106,6 @@ class Arrivals:
                 ((key, last) for key, last in self._jobs.items() if last >= old), key=lambda item: item[1]
             )
             self._jobs = dict(kept[-_MOST_JOBS:])
-
-
-def _is_of_hub(name: str) -> bool:
-    """Or merged of such files."""
-    found = job_file(name)
-    return found is None or found.job.startswith(HUB)
 
 
 def short(node: str) -> str:

@@ -177,11 +177,8 @@ def equals(label: str, value: str) -> str:
 
 
 def one_of(label: str, values: Iterable[str]) -> str:
-    return f"{label}=~{quote('|'.join(_SPECIAL.sub(_escape, value) for value in values))}"
-
-
-def _escape(match: re.Match[str]) -> str:
-    return "\\" + match[0]
+    escaped = (_SPECIAL.sub(lambda found: "\\" + found[0], value) for value in values)
+    return f"{label}=~{quote('|'.join(escaped))}"
 
 
 def duration(seconds: float) -> str:

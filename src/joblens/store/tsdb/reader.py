@@ -13,25 +13,21 @@ from operator import sub
 from time import time as wall_clock
 
 from joblens.record.report import ProcessUse
-from joblens.store.reader import KEYS, NO_LABELS, SPAN_MARGIN, Break, End, Series, Span, find_breaks
+from joblens.store.reader import KEYS, NO_LABELS, SPAN_MARGIN, Break, End, Reader, Series, Span, find_breaks
 from joblens.store.tsdb.processes import find_processes
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, Query, Server, duration, one_of, union
 from joblens.store.tsdb.resample import Grid, as_series, make_grid, resample
 from joblens.store.tsdb.series import JobSeries, equal, window
 
 MOST_TIMES = 400_000
-_NOTHING = Series([], {}, {}, {})
 _Parts = tuple[dict[str, list[float | None]], ...]  # last, mean and peak
 
 
-class TsdbReader:
+class TsdbReader(Reader):
     def __init__(self, server: Server, known: JobSeries | None = None) -> None:
         self.server = server
         self._series = known or JobSeries(server)
         self._times: dict[tuple[Span, str], dict[tuple[str, str], list[float]]] = {}
-
-    def series(self, span: Span, set_name: str, columns: Sequence[str], points: int) -> Series:
-        return self.split(span, set_name, (), columns, points).get((), _NOTHING)
 
     def split(
         self,
