@@ -100,9 +100,6 @@ class MergedStore(JobSource):
 
     # One job
 
-    def job(self, name: str, run: int | None = None) -> JobRecord:
-        return self.find(JobQuery(name, run))
-
     def find(
         self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
@@ -160,11 +157,6 @@ class MergedStore(JobSource):
 
     # Samples, from the source that has the job
 
-    def series(
-        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
-    ) -> Series:
-        return self._source(name).series(name, set_name, columns, points)
-
     def split(
         self,
         name: str,
@@ -174,9 +166,6 @@ class MergedStore(JobSource):
         points: int = 1000,
     ) -> dict[tuple[str, ...], Series]:
         return self._source(name).split(name, set_name, labels, columns, points)
-
-    def sets(self, name: str) -> tuple[str, ...]:
-        return self._source(name).sets(name)
 
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:
         return self._source(name).columns(name)

@@ -77,9 +77,6 @@ class RemoteStore(JobSource):
         user = str(me.get("user", "")) if isinstance(me, dict) else ""
         return f"{self.name} has no job that user {printable(user, 100)} may see"
 
-    def job(self, name: str, run: int | None = None) -> JobRecord:
-        return self.find(JobQuery(name, run))
-
     def find(
         self, query: JobQuery, *, tsdb: Callable[[], Tsdb] | None = None, session: BatchJob | None = None
     ) -> JobRecord:
@@ -104,14 +101,6 @@ class RemoteStore(JobSource):
             return []
         return [Run(it.cluster, it.id, it.start, it.end, it.state) for it in found]
 
-    def series(
-        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
-    ) -> Series:
-        from joblens.store.reader import Series
-
-        found = self.split(name, set_name, (), columns, points)
-        return found.get((), Series([], {}, {}, {}))
-
     def split(
         self,
         name: str,
@@ -131,9 +120,6 @@ class RemoteStore(JobSource):
         return self._get(
             _job(name) + "/series", lambda data: responses.parse_series(data, tuple(labels)), query
         )
-
-    def sets(self, name: str) -> tuple[str, ...]:
-        return tuple(self.columns(name))
 
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:
         return self._get(_job(name) + "/sets", responses.parse_sets)

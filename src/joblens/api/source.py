@@ -111,12 +111,12 @@ class JobSource(ABC):
         its user mode runs now.
         """
 
-    @abstractmethod
     def job(self, name: str, run: int | None = None) -> JobRecord:
         """Return the record of a job, by its id, a prefix of it, or `last`. Raises LookupError.
 
         If an id has several runs it is the newest, or the one with the number `run`, counted from 1.
         """
+        return self.find(JobQuery(name, run))
 
     @abstractmethod
     def runs(self, name: str) -> list[Run]:
@@ -125,11 +125,14 @@ class JobSource(ABC):
         Jobs are requeued, ids are reused, and clusters have their own.
         """
 
-    @abstractmethod
     def series(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
     ) -> Series:
         """The samples of a set over the job's time, as at most so many points."""
+        from joblens.store.reader import Series
+
+        found = self.split(name, set_name, (), columns, points)
+        return found.get((), Series([], {}, {}, {}))
 
     @abstractmethod
     def split(
@@ -142,9 +145,9 @@ class JobSource(ABC):
     ) -> dict[tuple[str, ...], Series]:
         """Return one series for each combination of these labels, as strings: `("pid",)` of `process`."""
 
-    @abstractmethod
     def sets(self, name: str) -> tuple[str, ...]:
         """Return the sets that have samples of this job."""
+        return tuple(self.columns(name))
 
     @abstractmethod
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:

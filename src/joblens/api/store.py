@@ -188,14 +188,6 @@ class Store(JobSource):
     def _sees(self, found: ingest.Incoming) -> bool:
         return self.scope.allows(found.facts.user, found.facts.account)
 
-    def series(
-        self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000
-    ) -> Series:
-        def read(span: Span, reader: AnyReader) -> Series:
-            return reader.series(span, set_name, _columns(span, reader, set_name, columns), points)
-
-        return self._read(name, read)
-
     def split(
         self,
         name: str,
@@ -209,9 +201,6 @@ class Store(JobSource):
 
         return self._read(name, read)
 
-    def sets(self, name: str) -> tuple[str, ...]:
-        return tuple(self.columns(name))
-
     def columns(self, name: str) -> dict[str, tuple[str, ...]]:
         def read(span: Span, reader: AnyReader) -> dict[str, tuple[str, ...]]:
             found = {it: reader.measured(span, it) for it in reader.sets()}
@@ -224,10 +213,7 @@ class Store(JobSource):
 
     def ends(self, name: str, kind: type[End], run: int | None = None, most: int | None = None) -> list[End]:
         """`most`: from at most that many rows; both capture and the agent may have one of a process."""
-        if run is None:
-            return self._read(name, lambda span, reader: reader.ends(span, kind, most))
-        job = self.job(name, run).job
-        return self._reader(job.id, job.start).ends(self._span(job), kind, most)
+        return self._read(name, lambda span, reader: reader.ends(span, kind, most), run)
 
     def end_table(self, name: str, kind: type[End], run: int | None = None) -> EndTable[End]:
         def read(span: Span, reader: AnyReader) -> EndTable[End]:
@@ -238,10 +224,7 @@ class Store(JobSource):
                 return reader.end_table(span, kind)
             return table_of(reader.ends(span, kind), kind)
 
-        if run is None:
-            return self._read(name, read)
-        job = self.job(name, run).job
-        return read(self._span(job), self._reader(job.id, job.start))
+        return self._read(name, read, run)
 
     def report(self, identity: Identity) -> JobRecord:
         """Return the record of a run by cluster, id and start. Raises LookupError."""
@@ -260,11 +243,9 @@ class Store(JobSource):
 
         job, columns = record.job, check_groups(by)
         stored = stored_groups(record, columns)
-        return (
-            group_ends(self._reader(job.id, job.start), self._span(job), columns)
-            if stored is None
-            else stored
-        )
+        if stored is not None:
+            return stored
+        return group_ends(self._reader(job.id, job.start), self._span(job), columns)
 
     def record_of(self, row: JobRow) -> JobRecord:
         return self.report((row.cluster, row.id, row.start or 0.0))
@@ -285,15 +266,15 @@ class Store(JobSource):
 
         return find_reader(self.home, self._lake, job, start)
 
-    def _read(self, name: str, read: Callable[[Span, AnyReader], _Kind]) -> _Kind:
+    def _read(self, name: str, read: Callable[[Span, AnyReader], _Kind], run: int | None = None) -> _Kind:
         """Call it with the time of a job and a reader of its samples."""
         from joblens.store.reader import Span
 
-        live = self._live(name)
+        live = self._live(name) if run is None else None
         if live is not None:
             now = Span(live.id, live.start or 0.0, time.time() + 1.0, live.cluster)
             return self._read_live(live, lambda reader: read(now, reader))
-        job = self.job(name).job
+        job = self.job(name, run).job
         return read(self._span(job), self._reader(job.id, job.start))
 
     def _span(self, job: Job) -> Span:
