@@ -19,7 +19,6 @@ from joblens.core.json_file import render_json
 from joblens.core.model import Gap
 from joblens.core.process import parse_ready
 from joblens.hub.batch_reader import Checker, LeftOut
-from joblens.hub.clocks import Clocks as HubClocks
 from joblens.hub.cursors import load_cursor, read_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.dedup import load_seen
@@ -30,6 +29,7 @@ from joblens.hub.journal import recover
 from joblens.hub.kafka.client import Kafka
 from joblens.hub.kafka.dedup import _parse as parse_known
 from joblens.hub.kafka.intake import _read_claim
+from joblens.hub.receive import Clocks as HubClocks
 from joblens.hub.segments import Segment
 from joblens.hub.sink import Place, load_status
 from joblens.hub.sinks.file_plan import FilePlan

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from joblens.analysis.live import Live
 from joblens.core.log_limiter import LogLimiter
-from joblens.hub.clocks import Clocks
 from joblens.hub.limits import Bucket, Room, place_of
 from joblens.hub.nodes import Node
+from joblens.hub.receive import Clocks
 from joblens.wire.batch import Batch
 from joblens.wire.frame import MAGIC, pack
 from waiting import PATIENCE, wait_for

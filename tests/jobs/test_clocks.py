@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.made import Running, encode, node_samples, seconds, write_segment
-from joblens.hub.clocks import Clocks as HubClocks
 from joblens.hub.limits import Bucket
 from joblens.hub.nodes import Node
+from joblens.hub.receive import Clocks as HubClocks
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.clocks import Clocks, _load
 from joblens.jobs.finish import Ended, finish

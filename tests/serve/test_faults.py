@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from joblens.api.store import Store
-from joblens.hub.sharing import share_store
+from joblens.hub.server import share_store
 from joblens.jobs.live_lists import save_live
 from joblens.schedulers.facts import BatchJob
 from joblens.store.home import make_home

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from joblens.core.errors import MalformedError, sentence
-from joblens.hub.clocks import Clocks
 from joblens.hub.dedup import Seen
 from joblens.hub.gaps import Gaps
 from joblens.hub.gathering import GatheringLoop
 from joblens.hub.identity import load_identity
 from joblens.hub.journal import Entry, Journal
+from joblens.hub.jsonl import Lines
 from joblens.hub.limits import Room
 from joblens.hub.live import Picker
-from joblens.hub.nodes import Node, Nodes
+from joblens.hub.nodes import WRONG_CLOCK, Node, Nodes
 from joblens.hub.responses import MALFORMED, Refused, Response
 from joblens.hub.settings import HubSettings
+from joblens.hub.status import ClockChange
 from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.wire.header import BatchId, Header, parse_header
 
@@ -34,6 +35,8 @@ _NO_GAPS = "the hub cannot record the gaps that the batch reports"
 _RETRY = 5.0  # seconds, if the disk is full
 _SHARE, _LONGEST_SHARE = 0.0016, 0.1  # seconds that a batch waits to share a sync, per node and at most
 _HURRY = 0.5  # seconds between batches below which a node is taken to be sending its spool
+_QUIET = 60.0  # seconds between two lines about one node, however often its clock jumps
+_MOST_SHOWN = 1000
 
 
 class Receiver:
@@ -218,3 +221,71 @@ def acknowledge(batch: BatchId, highest: int | None = None) -> Response:
     """Acknowledge a batch. For a repeat, `highest` shows a sender that was restored from a backup."""
     more = "" if highest is None else f',"highest":{highest}'
     return Response(200, f'{{"acknowledged":[{batch.sequence},{batch.sequence}]{more}}}\n')
+
+
+class Clocks:
+    """Nodes with wrong clocks: one line in `clocks.jsonl` for each change.
+
+    Samples keep the time that the node gave them. These lines show which of them were off, and by how much.
+    """
+
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self._lines: Lines[ClockChange] = Lines(path, ClockChange, log)
+        # By node whose clock is wrong: its last change, and the time of the first.
+        self._wrong: dict[tuple[str, str], tuple[ClockChange, float]] = {}
+        self._shown: deque[ClockChange] = deque(maxlen=_MOST_SHOWN)
+        self._new: list[ClockChange] = []
+        for change in self._lines.load():
+            if f"{change.cluster}{change.node}{change.boot}".isprintable():
+                self._remember(change)
+
+    def check(self, node: Node, boot: str) -> None:
+        """Compare the node's offset with the last known one. A drifting clock gets a line for each step."""
+        offset = node.offset
+        known = self._wrong.get((node.cluster, node.node))
+        if offset is None or not _differs(offset, known and known[0]):
+            return
+        if time.monotonic() - node.clock_noted < _QUIET:
+            return
+        node.clock_noted = time.monotonic()
+        change = ClockChange(
+            time=round(time.time(), 3),
+            cluster=node.cluster,
+            node=node.node,
+            boot=boot,
+            offset_seconds=round(offset, 3),
+            wrong=node.clock_wrong,
+        )
+        self._new.append(change)
+        self._remember(change)
+
+    def save(self) -> None:
+        """Write the new changes. Raises OSError, and then they are kept for the next call."""
+        if self._new:
+            self._lines.add(self._new)
+            self._new = []
+
+    def _remember(self, change: ClockChange) -> None:
+        name = change.cluster, change.node
+        self._shown.append(change)
+        if change.wrong:
+            _, since = self._wrong.get(name, (change, change.time))
+            self._wrong[name] = change, since
+        else:
+            self._wrong.pop(name, None)
+
+    def wrong_since(self, node: Node) -> float | None:
+        """Return the time by the hub's clock, None if the node's clock is right."""
+        known = self._wrong.get((node.cluster, node.node))
+        return None if known is None else known[1]
+
+    def changes(self) -> list[ClockChange]:
+        """Return the last changes, from old to new."""
+        return list(self._shown)
+
+
+def _differs(offset: float, known: ClockChange | None) -> bool:
+    if abs(offset) > WRONG_CLOCK:
+        return known is None or abs(offset - known.offset_seconds) > WRONG_CLOCK
+    # Hysteresis: a clock near the limit does not become wrong and right by turns.
+    return known is not None and abs(offset) <= WRONG_CLOCK / 2

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.core.files import list_names
+from joblens.core.files import list_names, size_of
 from joblens.hub.cursors import read_cursor
 from joblens.hub.damage import acknowledged_size, describe, load_damage
 from joblens.hub.gaps import Gaps
@@ -67,7 +67,7 @@ def clean(
     `through`: the last segment whose batches seen.json contains, None for all.
     """
     cursors = {sink: read_cursor(home, sink) for sink in sinks}
-    sizes = {segment: _size(segment) for segment in list_sealed(home / "journal")}
+    sizes = {segment: size_of(segment.path) for segment in list_sealed(home / "journal")}
     total = sum(sizes.values())
     for segment in list(sizes):
         if damage_path(segment.path).exists():
@@ -114,7 +114,7 @@ def _drop(home: Path, segment: Segment, sinks: list[str], gaps: Gaps, log: Log) 
                 return False
             behind = [sink for sink in sinks if read_cursor(home, sink) < segment.number]
             if behind or not sinks:
-                gaps.of_segment(segment, behind, _size(segment))
+                gaps.of_segment(segment, behind, size_of(segment.path))
                 whose = ", ".join(behind) or "any sink"
                 log(
                     f"deleted journal segment {segment.number} before {whose} had stored it: "
@@ -160,10 +160,3 @@ def _remove_indexes(folder: Path, kept: set[int], through: int | None) -> None:
         if match and int(match[1]) not in kept and (through is None or int(match[1]) < through):
             with suppress(FileNotFoundError):
                 (folder / name).unlink()
-
-
-def _size(segment: Segment) -> int:
-    try:
-        return segment.path.stat().st_size
-    except FileNotFoundError:
-        return 0

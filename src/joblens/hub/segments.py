@@ -61,7 +61,9 @@ class Segment(NamedTuple):
                     try:
                         found = read_entry(file.read)
                     except OSError as error:
-                        raise _unreadable(error) from None
+                        if error.errno != errno.EIO:
+                            raise
+                        raise MalformedError("journal", "read error of the disk") from None
                     if found is None:
                         return
                     head, data = found
@@ -71,10 +73,6 @@ class Segment(NamedTuple):
                     raise MalformedError("journal", "an entry overlaps a damaged part")
                 file.seek(end)
                 place, at = place + entries, end
-
-
-def _unreadable(error: OSError) -> Exception:
-    return MalformedError("journal", "read error of the disk") if error.errno == errno.EIO else error
 
 
 def index_path(segment: Path) -> Path:

@@ -6,12 +6,14 @@ import asyncio
 import errno
 import fcntl
 import gc
+import grp
 import os
 import resource
 import secrets
 import signal
 import socket
 import ssl
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblens.core.config import split_address
 from joblens.core.errors import ConfigError, OutsideError, ServerError, sentence
-from joblens.core.files import NO_ROOM, make_folder
+from joblens.core.files import NO_ROOM, is_shared, make_folder
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
 from joblens.hub.connection import Connection, Page
@@ -34,7 +36,7 @@ from joblens.hub.responses import Response, render_response
 from joblens.hub.retention import Changes, clean
 from joblens.hub.runner import Runner, make_runner
 from joblens.hub.settings import HubSettings, check_safety
-from joblens.hub.sharing import share_store
+from joblens.store.home import find_home
 from joblens.wire.peers import Peers
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ _CHECK_SECONDS = 1.0  # between two checks of timeouts
 _LAST_SECONDS = 5.0  # for pending responses at shutdown
 _SWITCH = 0.001  # seconds: the journal's thread must get the GIL soon
 _COLLECTED = 20_000  # objects between two searches for cycles: headers of nodes are replaced, and have none
+_SECRETS = ("key",)  # of the hub, from which the nodes' tokens are derived
 
 
 class Hub:
@@ -129,7 +132,7 @@ class Hub:
             self.pages.lags = await asyncio.to_thread(
                 clean,
                 self.home,
-                self._sink_names(),
+                self._sinks.names if self._sinks is not None else (),
                 self.settings.journal_bytes,
                 self.receiver.gaps,
                 self.log,
@@ -137,9 +140,6 @@ class Hub:
             )
         except OSError as error:
             self.notes.say("clean", f"cannot clean up the journal: {sentence(error)}")
-
-    def _sink_names(self) -> list[str]:
-        return list(self._sinks.names) if self._sinks is not None else []
 
     async def _end(self) -> None:
         """Answer the batches that were received, then seal the journal."""
@@ -371,3 +371,40 @@ def _read_token(path: str) -> bytes:
     from joblens.wire.credentials import read_token
 
     return read_token(path) or b""
+
+
+def share_store(group: str, hub: Path) -> None:
+    """Let a group read the store and the hub's folder. Raises ConfigError and OutsideError.
+
+    Folders get the mode 2750, so that what is created in them is shared.
+    """
+    try:
+        gid = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(
+            f"hub.group is {group!r:.60}, and there is no such group: groupadd creates it"
+        ) from None
+    for top in (find_home().path, hub):
+        try:
+            make_folder(top)
+            if not (is_shared(top) and top.stat().st_gid == gid):
+                _share(top, gid)
+        except OSError as error:
+            raise OutsideError(f"cannot share {top} with the group {group}") from error
+
+
+def _share(top: Path, gid: int) -> None:
+    """From the inside out: `top` is shared last, so that an interrupted attempt is repeated."""
+    for folder, _, names in os.walk(top, topdown=False):
+        for name in names:
+            if name not in _SECRETS and not name.endswith("lock"):  # who can open a lock can hold it
+                with suppress(FileNotFoundError):  # others work in the store meanwhile
+                    _change(Path(folder, name), gid, stat.S_IRGRP)
+        _change(Path(folder), gid, stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP)
+
+
+def _change(path: Path, gid: int, more: int) -> None:
+    if path.is_symlink():
+        return
+    os.chown(path, -1, gid)
+    os.chmod(path, stat.S_IMODE(path.stat().st_mode) | more)  # chown(2) can clear the setgid bit

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
-from joblens.core.files import UNFINISHED, make_folder, unfinished_name
+from joblens.core.files import UNFINISHED, make_folder, write_quickly
 from joblens.core.lock import SUFFIX, open_lock
 from joblens.core.toml import Table, Value
 from joblens.hub.batch_reader import NEWEST_DAYS, OLDEST_DAYS, Checker, LeftOut
@@ -299,19 +299,8 @@ class Work:
             "time": time.time(),
         }
         with suppress(OSError):  # a full disk is reported by the error in the log
-            _write_quickly(self.place.status, json.dumps(found | self.cursor._asdict()).encode())
+            write_quickly(str(self.place.status), json.dumps(found | self.cursor._asdict()).encode())
             self._written = now
-
-
-def _write_quickly(path: Path, data: bytes) -> None:
-    """Write atomically but without sync: a status lost in a crash is written again."""
-    unfinished = Path(unfinished_name(str(path)))
-    try:
-        unfinished.write_bytes(data)
-        unfinished.rename(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 class SinkStatus(msgspec.Struct):

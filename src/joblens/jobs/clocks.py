@@ -1,4 +1,4 @@
-"""Nodes whose clock was wrong while a job ran, as the hub has recorded it (joblens.hub.clocks).
+"""Nodes whose clock was wrong while a job ran, as the hub has recorded it (joblens.hub.receive).
 
 Samples have their node's time and a job has its scheduler's: where these differ, samples at the job's begin
 or end are not found, or seem to be of a time without it.

@@ -17,13 +17,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.core.config import parse_table
 from joblens.core.errors import JoblensError, MalformedError, ServerError, sentence
-from joblens.core.files import list_names, sync_folder
+from joblens.core.files import list_names, size_of, sync_folder
 from joblens.core.json_file import parse_json
 from joblens.core.model import COUNTER, GAUGE, NO_KEY, Column, Rows, Schema
 from joblens.core.toml import Value
@@ -212,10 +211,7 @@ class _Session:
 
     def _has_room(self) -> bool:
         """Whether the journal is below the size at which segments are deleted that sinks still need."""
-        sizes = 0
-        for segment in list_sealed(self._journal.folder):
-            with suppress(FileNotFoundError):
-                sizes += segment.path.stat().st_size
+        sizes = sum(size_of(segment.path) for segment in list_sealed(self._journal.folder))
         return sizes + self._part.size < self._intake.limits.journal_bytes * 0.8
 
     def _take(self, message: Message) -> None:
