@@ -70,10 +70,10 @@ from joblens.store.records import (
     parse_record,
     save_record,
 )
-from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.launch import Launch
 from joblens.usermode.session import list_sessions, load_session
 from joblens.usermode.state import parse_state
+from joblens.usermode.supervisor import AgentGroup, parse_end
 from store.made import begin_job, finish, make_end, make_facts, new_home, store_job
 from store.test_reports import RECORDS
 

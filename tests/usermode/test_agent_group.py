@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joblens.usermode.agent_group import AgentGroup, parse_end
 from joblens.usermode.launch import Launch
+from joblens.usermode.supervisor import AgentGroup, parse_end
 
 # What `flux exec --label-io` of Flux 0.88 has written: an agent that starts, one that never begins, a broker
 # that dies, and, when all have ended, how: of those that ended alike in one line.

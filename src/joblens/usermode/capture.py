@@ -30,6 +30,7 @@ from joblens.core.json_file import load_json, render_json
 from joblens.core.procfs import read_stat
 from joblens.jobs.archive import SUFFIX as ARCHIVE
 from joblens.jobs.archive import Manifest, OwnProcess, Source, open_archive, write_archive
+from joblens.jobs.facts import first
 from joblens.record.fields import Moment, Part, read
 from joblens.run.facts import kept_environment, new_job_id
 from joblens.schedulers.facts import BatchJob
@@ -244,7 +245,7 @@ def stage(session: CaptureSession, target: Path) -> Staged:
     names = _own_records(os.path.realpath(session.folder))
     sources = [Source(name.removesuffix(SUFFIX), session.folder / name) for name in names]
     manifest = Manifest(
-        job=job.replace(cluster=state.job.cluster, exit_code=_first(job.exit_code, state.job.exit_code)),
+        job=job.replace(cluster=state.job.cluster, exit_code=first(job.exit_code, state.job.exit_code)),
         start=state.start,
         end=max(state.end or time.time(), state.start),
         tags=state.tags,
@@ -278,10 +279,6 @@ def _is_earlier(path: Path, manifest: Manifest) -> bool:
         same = (known.job.cluster, known.job.id, known.start) == (job.cluster, job.id, manifest.start)
         return same and archive.owner == os.geteuid()
     return False
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _missing(hosts: Sequence[str], sources: Sequence[Source]) -> list[str]:

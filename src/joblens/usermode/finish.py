@@ -112,7 +112,7 @@ def _finish(session: Session, say: Say) -> JobRecord:
     state.phase = ENDED
     problems = _find_problems(session)
     left: list[str] = []
-    pending = _has_pending(session)
+    pending = bool(_spooled(session)) or _unstored(session) > 0
     missing = find_not_written(session, pending)
     if pending:
         say("storing samples that had not arrived")
@@ -283,10 +283,6 @@ def _spooled(session: Session) -> list[tuple[str, Path]]:
         spool = session.folder / "hosts" / host / "spool"
         found += [(host, spool / name) for name in list_names(str(spool)) if name.endswith(".batch")]
     return found
-
-
-def _has_pending(session: Session) -> bool:
-    return bool(_spooled(session)) or _unstored(session) > 0
 
 
 def _unstored(session: Session) -> int:

@@ -27,7 +27,8 @@ class Allocation(NamedTuple):
 
 def find_allocation(environment: Mapping[str, str], hosts: str = "") -> Allocation:
     """Raises UsageError for malformed `hosts`, OutsideError if the batch system does not name its hosts."""
-    found = _of_slurm(environment) or _of_flux(environment) or _of_pbs(environment) or _of_none()
+    found = _of_slurm(environment) or _of_flux(environment) or _of_pbs(environment)
+    found = found or Allocation("", "", "", (short_name(),), "here")
     if not hosts:
         return found
     chosen = parse_hosts(hosts)
@@ -112,7 +113,3 @@ def _of_pbs(environment: Mapping[str, str]) -> Allocation | None:
         words = file.read(_LARGEST).split()
     hosts = tuple(dict.fromkeys(map(check_host, words)))  # one line per process or core
     return Allocation("pbs", job, job.partition(".")[2], hosts or (short_name(),), "pbs")
-
-
-def _of_none() -> Allocation:
-    return Allocation("", "", "", (short_name(),), "here")

@@ -106,11 +106,11 @@ class LocalServer:
         password = secrets.token_hex(32)
         token = self._write("token", f"{_USER}:{password}\n")
         self._prepare(password)
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             port = _free_port()
             child = self._launch(port, password)
             try:
-                if _is_up(child, port, self._health(), password):
+                if _is_up(child, port, "/-/ready" if self.kind == PROMETHEUS else "/health", password):
                     self.child = child
                     url, paths = f"http://127.0.0.1:{port}", (str(token), str(self.data), str(self.log))
                     self._running = Server(self.kind, url, *paths, *identify(child.process.pid))
@@ -119,7 +119,7 @@ class LocalServer:
                 child.end(_END_SECONDS)
                 raise
             child.end(_END_SECONDS)
-            if attempt == _ATTEMPTS - 1 or not _port_was_taken(self.log):
+            if "address already in use" not in self.log.read_text("utf-8", "replace"):
                 break
         raise OutsideError(f"{self.kind} did not start: {_find_reason(self.log)}")
 
@@ -191,9 +191,6 @@ class LocalServer:
             self._write("prometheus.yml", self._scrape_config)
             self._write("web.yml", f"basic_auth_users:\n  {_USER}: {json.dumps(bcrypt(password))}\n")
 
-    def _health(self) -> str:
-        return "/-/ready" if self.kind == PROMETHEUS else "/health"
-
     def _write(self, name: str, text: str) -> Path:
         path = self.folder / name
         write_quickly(str(path), text.encode())
@@ -263,10 +260,6 @@ def _answers(port: int, path: str, password: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _port_was_taken(log: Path) -> bool:
-    return "address already in use" in log.read_text("utf-8", "replace")
 
 
 def _find_reason(log: Path) -> str:

@@ -10,6 +10,7 @@ agent is left, or when the terminal or script that has started the session has e
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joblens.core.errors import JoblensError, OutsideError, printable, sentence
+from joblens.core.errors import JoblensError, MalformedError, OutsideError, printable, sentence
 from joblens.core.files import write_quickly
 from joblens.core.process import (
     Child,
@@ -32,8 +33,7 @@ from joblens.core.process import (
     prefer_for_oom_kill,
 )
 from joblens.core.python import python_command
-from joblens.usermode.agent_group import STARTING as AGENT_STARTING
-from joblens.usermode.agent_group import AgentGroup, parse_end
+from joblens.schedulers.nodelist import expand
 from joblens.usermode.bootstrap import Payload, make_input
 from joblens.usermode.facts import cancel_steps, has_ended
 from joblens.usermode.hosts import is_here
@@ -57,6 +57,20 @@ _MOST_LINES = 20  # of output that are kept of a host
 _LONGEST_LINE = 500
 _HUB_STARTS = 20
 _OUTSIDE = "192.0.2.1"  # RFC 5737: not assigned, but the route to it has a source address
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (.*)")
+_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for .* failed on node \S+: (.*)")
+# As `flux exec --label-io` reports it, of one rank or, at the end, of several, and pbs_tasks for PBS; and the
+# bootstrap's own failures.
+_RANK_ENDED = re.compile(
+    r"(?:flux-exec: Error: rank |(?=\S+: (?:Exit -?\d+|Killed|Terminated|Hangup|Aborted|Segmentation fault"
+    r"|joblens: (?:no Python|this host, |the agent was not received).*)$))(\[[\d,-]+\]|[\w.-]+): (.*)"
+)
+_LABEL = re.compile(r"([\w.-]+): (.*)")
+_LAUNCHERS = ("srun", "slurmstepd", "flux-exec")  # their own messages have the same form
+_STARTING = "joblens: starting on "  # the bootstrap's first line
+_STARTED = re.compile(_STARTING + r"([^\s,]+)(?:, step \d+)?")
+_STEP = re.compile(r"\bStepId=\d+\.(\d+)|^" + _STARTING + r"[^\s,]+, step (\d+)$")
+_ABORTED = re.compile(r"srun: Job step aborted|srun: error: Application launch failed")
 
 
 class Supervisor:
@@ -218,7 +232,7 @@ class Supervisor:
     def _lost(self, host: str, why: str) -> None:
         known = self.state.hosts[host]
         if known.state in (UP, WAITING):
-            lines = [it for it in known.said if not it.startswith(AGENT_STARTING)]
+            lines = [it for it in known.said if not it.startswith(_STARTING)]
             ran = known.up is not None
             known.why = why if not lines else f"{why}; last output: {lines[-1]}" if ran else lines[-1]
             known.state, known.ended = GONE if ran else FAILED, time.time()
@@ -318,6 +332,64 @@ def hub_address(hosts: Sequence[str]) -> str:
 def _log(message: str) -> None:
     with suppress(OSError):
         print(time.strftime("%H:%M:%S"), printable(message), file=sys.stderr, flush=True)
+
+
+def parse_end(line: str) -> str:
+    """Return how an agent has ended, if the line says so; else ""."""
+    ended = _TASK_ENDED.match(line) or _NOT_LAUNCHED.match(line) or _RANK_ENDED.fullmatch(line)
+    return str(ended.groups()[-1]) if ended else ""
+
+
+class AgentGroup:
+    """The agents that one launch command (srun, flux exec, ssh, …) has started, and which host a line of its
+    output is about."""
+
+    def __init__(self, launch: Launch, on_line: Callable[[Sequence[str], str], None]) -> None:
+        self.launch, self._on_line = launch, on_line  # called with the hosts that a line is about
+        self._names = dict(zip(launch.labels, launch.hosts))  # by label
+        self.step = ""  # in Slurm
+        self.aborted = False  # the whole step: the end of a task then says nothing about its host
+        self.child: Child | None = None
+
+    def read_line(self, line: str) -> None:
+        hosts = self.launch.hosts
+        label = _LABEL.fullmatch(line) if self.launch.labelled else None
+        if self.launch.labels:
+            ended = _RANK_ENDED.fullmatch(line)
+            label = ended or label
+            self._on_line(
+                self._labelled(label[1]) if label else (), label[2] if label and not ended else line
+            )
+            return
+        if label and label[1] not in _LAUNCHERS:
+            line = label[2]
+            if len(hosts) > 1:
+                found = _STARTED.fullmatch(line)
+                if found:
+                    self._names[label[1]] = found[1]
+                hosts = (self._names[label[1]],) if label[1] in self._names else ()
+        elif len(hosts) > 1:
+            hosts = self._named_in(line)
+        step = _STEP.search(line)
+        self.step = step[step.lastindex] if step and step.lastindex else self.step
+        self.aborted = self.aborted or bool(_ABORTED.match(line))
+        if not self.aborted or not _TASK_ENDED.match(line):
+            self._on_line(hosts, line)
+
+    def _labelled(self, text: str) -> tuple[str, ...]:
+        """Expand `1`, or `[1,3-4]`."""
+        try:
+            return tuple(self._names[name] for name in expand(text) if name in self._names)
+        except MalformedError:
+            return ()
+
+    def _named_in(self, line: str) -> tuple[str, ...]:
+        """Find hosts in a line such as `srun: error: c[2-3]: tasks 1-2: Killed`."""
+        named: set[str] = set()
+        for word in re.findall(r"[\w.\[\],-]+", line):
+            with suppress(MalformedError):
+                named |= set(expand(word.strip(",.")))
+        return tuple(host for host in self.launch.hosts if host in named)
 
 
 def main() -> int:
