@@ -10,7 +10,7 @@ from joblens.core.model import Rows, Sample
 from joblens.record.report import Event
 from joblens.reports.style import Style
 from joblens.reports.text import render_report
-from joblens.run.kernel_events import EVENT
+from joblens.run.sampler import EVENT
 from joblens.store.lake.lake import Lake
 from joblens.store.memory_reader import SamplesReader
 from joblens.store.reader import LakeReader, Reader, Span

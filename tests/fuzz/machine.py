@@ -30,7 +30,7 @@ from joblens.core.counter_file import read_rounds
 from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from joblens.core.procfs import parse_cgroup
-from joblens.run.inherited_usage import InheritedUsage
+from joblens.run.sampler import InheritedUsage
 from joblens.run.usage import Inherited, parse_own_io
 from kernel import make_machine
 

@@ -10,7 +10,7 @@ from joblens.collectors.gpu.collector import gpus as read_gpus
 from joblens.core.host import Host
 from joblens.core.model import Sample
 from joblens.run.gpus import JobGpus
-from joblens.run.kernel_events import JobEvents
+from joblens.run.sampler import JobEvents
 from small_group import GREEDY, small_group
 
 from .running import Stand

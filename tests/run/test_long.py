@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from joblens.core.model import GAUGE, Column, Rows, Sample, Schema
-from joblens.run import batches as batches_module
-from joblens.run.batches import Batches
+from joblens.run import sampler
 from joblens.run.clock import Clock, start_clock
+from joblens.run.sampler import Batches
 from joblens.wire.batch import decode
 from joblens.wire.header import Head
 from waiting import PATIENCE, wait_for
@@ -32,7 +32,7 @@ def status(pid: int | str) -> dict[str, int]:
 LOOKS = """
 import os, sys
 from joblens.core.host import Host
-from joblens.run.batches import Batches
+from joblens.run.sampler import Batches
 from joblens.run.facts import collect
 from joblens.run.sampler import Sampler
 
@@ -85,7 +85,7 @@ def test_thousands_of_orphans(stand: Stand) -> None:
 def test_a_batch_is_written_when_it_is_large_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By values or by seconds, whichever comes first; numbers go on from one to the next."""
     batches = Batches(str(tmp_path), FACTS)
-    monkeypatch.setattr(batches_module, "_BATCH_VALUES", 3)
+    monkeypatch.setattr(sampler, "_BATCH_VALUES", 3)
     for moment in range(7):
         batches.add([Sample(moment, ROWS)])
     assert sorted(os.listdir(tmp_path)) == ["00000001.batch", "00000002.batch"]
@@ -112,7 +112,7 @@ def test_what_the_disk_does_not_take_waits(tmp_path: Path, monkeypatch: pytest.M
     assert len(os.listdir(folder)) == 4
     assert batches.problems() == []
     size = (folder / "00000001.batch").stat().st_size
-    monkeypatch.setattr(batches_module, "_MOST_UNWRITTEN", 5 * size)
+    monkeypatch.setattr(sampler, "_MOST_UNWRITTEN", 5 * size)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()

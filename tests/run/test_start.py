@@ -16,7 +16,7 @@ from joblens.core.files import sync_with_folders
 from joblens.core.host import Host
 from joblens.run.clock import start_clock
 from joblens.run.facts import collect
-from joblens.run.inherited_usage import InheritedUsage
+from joblens.run.sampler import InheritedUsage
 from joblens.run.sampler_process import try_to_sample
 from joblens.run.usage import Inherited
 from waiting import wait_for

@@ -25,26 +25,27 @@ from joblens.collectors.load import load
 from joblens.collectors.memory import memory
 from joblens.collectors.network import network
 from joblens.collectors.pressure import pressure
-from joblens.collectors.process.collector import ProcessKey, processes
-from joblens.core.errors import sentence
-from joblens.core.files import sync_with_folders
-from joblens.core.host import Host
-from joblens.core.model import Job, Key, Rows, Sample
+from joblens.collectors.process.collector import PROCESS, ProcessKey, processes
+from joblens.core.errors import MalformedError, sentence
+from joblens.core.files import sync_with_folders, write_whole
+from joblens.core.host import KMSG, Host
+from joblens.core.model import ABSENT, GAUGE, Column, Job, Key, Rows, Sample, Schema
 from joblens.core.named_tuple import NamedTuple
-from joblens.run.batches import Batches
+from joblens.core.procfs import parse_io, parse_stat
 from joblens.run.clock import Clock, start_clock
-from joblens.run.inherited_usage import InheritedUsage
-from joblens.run.kernel_events import JobEvents
 from joblens.run.mark_file import JobMarks
 from joblens.run.memory import JobMemory
 from joblens.run.plain_signal import signal
 from joblens.run.streams import wait_readable
 from joblens.run.usage import Before, Inherited
+from joblens.wire.batch import Batch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterable, List, Optional, Set, Tuple, TypeVar
+    from typing import Callable, Collection, Dict, Iterable, List, Optional, Set, Tuple, TypeVar
 
+    from joblens.attribution.devices import JobName
+    from joblens.collectors.kernel_log import Event, KernelLog
     from joblens.run.facts import RunFacts
     from joblens.run.gpus import JobGpus
     from joblens.wire.header import Head
@@ -52,13 +53,27 @@ if TYPE_CHECKING:
     Found = TypeVar("Found")
     Read = Callable[[], Tuple[Rows, ...]]
 
-
 # Seconds after the start: short jobs are sampled more often in their first second.
 _FIRST_SAMPLES = (0.0, 0.03, 0.1, 0.25, 0.55)
 _MOST_PROBLEMS = 20
 _DEVICES_SECONDS = 5.0  # reading all counters of an adapter is slow
 _OMITTED = ("nfs_operation",)
 _IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ)
+# A batch is written after this many seconds or values: they bound what a crash loses, and memory. The first
+# ones are written sooner, because most jobs are short.
+_FIRST_SECONDS, _BATCH_SECONDS = 1.0, 15.0
+_BATCH_VALUES = 200_000
+_MOST_UNWRITTEN = 16 << 20  # bytes of batches after failed writes
+_CHILD_USER, _CHILD_SYSTEM = (PROCESS.position(f"children_{name}_seconds") for name in ("user", "system"))
+_NOTHING_OWN = tuple(PROCESS.position(name) for name in ("user_seconds", "system_seconds", "threads"))
+_READ_CHARS = PROCESS.position("read_chars_bytes")
+EVENT = Schema(
+    "event",
+    ("cluster", "jobid", "node", "kind", "device", "text", "pid"),
+    (Column("seen", GAUGE, "1 at the time of the event"),),
+)
+# A killed process is gone when the log is read; its pid is reused later than this.
+_REMEMBERED_NS = 60 * 10**9
 
 
 class SamplerPipes(NamedTuple):
@@ -257,3 +272,145 @@ def _forward(signals: Set[int], pipe: int) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+class Batches:
+    """The samples of a job as numbered files of batches, each written atomically."""
+
+    def __init__(self, folder: str, head: Head) -> None:
+        self.folder, self.head = folder, head
+        self.batch = Batch()
+        self.sequence = 0
+        self.values = 0
+        self.since = time.monotonic()
+        self.seconds = _FIRST_SECONDS
+        self._unwritten: List[Tuple[int, bytes]] = []
+        self._lost = 0
+        self._error = ""
+
+    def add(self, samples: List[Sample]) -> None:
+        self.batch.add(samples)
+        self.values += sum(len(sample.rows.values) for sample in samples)
+        if self.values >= _BATCH_VALUES or time.monotonic() - self.since >= self.seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the batch. After a failure it is retried next time; beyond a limit the oldest are dropped."""
+        if self.values:
+            self.sequence += 1
+            message = self.batch.encode({**self.head, "sequence": self.sequence})
+            self.values, self.since = 0, time.monotonic()
+            self.seconds = min(2 * self.seconds, _BATCH_SECONDS)
+            self._unwritten.append((self.sequence, message))
+        while self._unwritten and self._write(*self._unwritten[0]):
+            self._unwritten.pop(0)
+        while sum(len(message) for _, message in self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.pop(0)
+            self._lost += 1
+
+    def _write(self, sequence: int, message: bytes) -> bool:
+        try:
+            write_whole(f"{self.folder}/{sequence:08d}.batch", message)
+        except OSError as error:
+            self._error = sentence(error)
+            return False
+        return True
+
+    def problems(self) -> List[str]:
+        """Report batches that were lost, including those that are still unwritten at the end."""
+        lost = self._lost + len(self._unwritten)
+        return [f"{lost} of {self.sequence} batches of samples were lost: {self._error}"] if lost else []
+
+
+class InheritedUsage:
+    """Usage that the kernel accumulates for the supervisor from children it has waited for: the job's, unlike
+    its own. Relative to the start of the command: exec(2) keeps what the process had accumulated before."""
+
+    def __init__(self, host: Host, pid: int, before: Optional[Inherited] = None) -> None:
+        self.host, self.pid = host, pid
+        self.entries: List[Tuple[ProcessKey, List[int]]] = []
+        _, self._first = self._parse(before or self._read())
+
+    def read(self, inherited: Optional[Inherited] = None) -> None:
+        """Fill `entries`, which is empty once the supervisor is gone."""
+        try:
+            key, values = self._parse(inherited or self._read())
+        except OSError:
+            self.entries = []
+            return
+        self.entries = [(key, [_since(now, first) for now, first in zip(values, self._first)])]
+
+    def _read(self) -> Inherited:
+        stat = self.host.read(f"proc/{self.pid}/stat")
+        try:
+            return Inherited(stat, self.host.read(f"proc/{self.pid}/io"))
+        except OSError:
+            return Inherited(stat, b"")
+
+    def _parse(self, inherited: Inherited) -> Tuple[ProcessKey, List[int]]:
+        path = f"proc/{self.pid}"
+        fields = parse_stat(path, inherited.stat).fields
+        try:
+            parent, group, session, terminal, user, system, start = map(
+                int, (*fields[1:5], *fields[13:15], fields[19])
+            )
+        except ValueError:
+            raise MalformedError(f"{path}/stat", f"not numbers: {inherited.stat[:80]!r}") from None
+        key = ProcessKey(self.pid, start, parent, group, session, terminal, 0, "", "", "")
+        values = [ABSENT] * len(PROCESS.columns)
+        for place in _NOTHING_OWN:
+            values[place] = 0
+        values[_CHILD_USER], values[_CHILD_SYSTEM] = user, system
+        if inherited.io:
+            values[_READ_CHARS : _READ_CHARS + 7] = parse_io(path, inherited.io)
+        return key, values
+
+
+def _since(now: int, first: int) -> int:
+    return ABSENT if ABSENT in (now, first) else now - first
+
+
+class JobEvents:
+    """Events of one job in the kernel's log: OOM kills of its processes, and errors of its GPUs."""
+
+    def __init__(self, host: Host, job: JobName, now_ns: Callable[[], int]) -> None:
+        self.host, self.job, self.now_ns = host, job, now_ns
+        self._read_ns = 0
+        self._same_pids = host.counts_pids_as_kernel()
+        self._seen: Dict[int, int] = {}  # by pid, when it was last the job's
+        self._log: Optional[KernelLog] = None
+        try:
+            self._fd = host.open_log(KMSG, at_end=True)
+        except OSError:  # most users may not read it
+            self._fd = -1
+
+    def read(self, pids: Collection[int], buses: Iterable[str]) -> List[Sample]:
+        """Return new events, each with its own time."""
+        if self._fd < 0:
+            return []
+        now = self.now_ns()
+        self._seen.update(dict.fromkeys(pids, now))
+        self._seen = {pid: last for pid, last in self._seen.items() if now - last < _REMEMBERED_NS}
+        if self._log is None and wait_readable([self._fd], 0):
+            from joblens.collectors.kernel_log import KernelLog  # its patterns take long to load
+
+            self._log = KernelLog(self.host, self.now_ns, self._fd, self._read_ns)
+        self._read_ns = now
+        if self._log is None:
+            return []
+        self._log.read_events()
+        cards = {_bus(bus) for bus in buses} - {""}
+        own = [event for event in self._log.take() if self._is_own(event, cards)]
+        return [Sample(event.time_ns, self._row(event)) for event in own]
+
+    def _is_own(self, event: Event, cards: Set[str]) -> bool:
+        return (self._same_pids and event.pid in self._seen) or _bus(event.device) in cards
+
+    def _row(self, event: Event) -> Rows:
+        return Rows(EVENT, ((*self.job, event.kind, event.device, event.text, event.pid),), [1])
+
+
+def _bus(text: str) -> str:
+    """Normalise 0000:3b:00, 0000:3B:00.0 and 00000000:3B:00.0."""
+    parts = text.lower().partition(".")[0].split(":")
+    return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else ""
