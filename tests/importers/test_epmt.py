@@ -30,7 +30,7 @@ from joblens.core.errors import MalformedError, UsageError
 from joblens.core.process import find_live
 from joblens.core.secrets import mask_secret, mask_secrets
 from joblens.importers.epmt import archive as archives
-from joblens.importers.epmt import groups, process_data
+from joblens.importers.epmt import process_data, totals
 from joblens.importers.epmt.metadata import parse_metadata, parse_tags
 from joblens.importers.epmt.process_data import read_chunks
 from joblens.importers.epmt.totals import Totals
@@ -481,7 +481,7 @@ def test_groups_in_the_record_are_those_of_the_lake(
 
 def test_too_many_groups_for_a_record(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read from the lake, as are those with a nonsensical amount of memory or end."""
-    monkeypatch.setattr(groups, "_MOST", 2)
+    monkeypatch.setattr(totals, "_MOST", 2)
     many = [process(pid, exename=f"p{pid}") for pid in range(3)]
     huge = [process(1, {"rssmax": 1 << 61}), process(2, end=1 << 60)]
     for id, processes in (("many", many), ("huge", huge)):

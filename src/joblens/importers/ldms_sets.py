@@ -51,17 +51,13 @@ def plan(schema: str, header: Header) -> Plan:
     known_schema = _SAME.get(schema)
     if known_schema:
         set_name, is_same, target = known_schema
-        known = [_plain(name) if name in _IDENTITY else target(name) for _, name in header.columns]
+        known = [Target(name) if name in _IDENTITY else target(name) for _, name in header.columns]
         names = [it.name.lower() for it in known]
         if is_same(figures) and len(set(names) | set(RESERVED)) == len(names) + len(RESERVED):
             return Plan(set_name, tuple((at, it) for (at, _), it in zip(header.columns, known)))
     words = re.sub(r"\W+", "_", schema, flags=re.ASCII).strip("_").lower() or "unnamed"
     names = _unique_names(name for _, name in header.columns)
     return Plan(f"ldms_{words}", tuple((at, Target(name)) for (at, _), name in zip(header.columns, names)))
-
-
-def _plain(name: str) -> Target:
-    return Target(name)
 
 
 def _meminfo(name: str) -> Target:
