@@ -17,7 +17,7 @@ from joblens.schedulers.nodelist import compress, expand
 from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.pbs import parse_pbs
 from joblens.schedulers.slurm import fields as slurm_text
-from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.slurm.squeue import parse_squeue
@@ -103,7 +103,6 @@ TARGETS = (
     Target("squeue", squeue, lambda: _recorded("slurm-*/squeue.txt")),
     Target("sacct", sacct, lambda: _recorded("slurm-*/sacct.txt")),
     Target("scontrol", scontrol, lambda: _recorded("slurm-*/scontrol*.txt")),
-    _json_target("squeue-json", parse_squeue_json, "slurm-*/squeue.json"),
     _json_target("sacct-json", parse_sacct_json, "slurm-*/sacct.json"),
     _json_target("flux", parse_flux, "flux-*/*.json"),
     _json_target("pbs", parse_pbs, "pbs-*/*.json"),

@@ -18,7 +18,7 @@ from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.flux import parse_flux
 from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.pbs import parse_pbs
-from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.slurm.squeue import parse_squeue
@@ -34,9 +34,7 @@ TEXTS: dict[str, tuple[Parse, str]] = {
     "sacct by header": (parse_sacct, recorded("sacct_header.txt")),
     "scontrol": (parse_scontrol, recorded("scontrol.txt")),
     "scontrol -o": (parse_scontrol, recorded("scontrol_oneline.txt")),
-    "squeue --json": (parse_squeue_json, recorded("squeue.json")),
     "sacct --json": (parse_sacct_json, recorded("sacct.json")),
-    "squeue --json, newest": (parse_squeue_json, recorded("squeue.json", NEWER[-1])),
     "sacct --json, newest": (parse_sacct_json, recorded("sacct.json", NEWER[-1])),
     "flux": (parse_flux, FLUX),
     "pbs": (parse_pbs, PBS),
@@ -125,9 +123,7 @@ def test_other_fields_are_kept() -> None:
         "sacct by header": 16,
         "scontrol": 15,
         "scontrol -o": 15,
-        "squeue --json": 7,
         "sacct --json": 8,
-        "squeue --json, newest": 8,
         "sacct --json, newest": 8,
         "flux": 13,
         "pbs": 23,

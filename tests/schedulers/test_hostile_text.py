@@ -14,7 +14,7 @@ from joblens.cli import main
 from joblens.jobs.backfill import import_files
 from joblens.reports.width import display_width
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import COLUMNS, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.slurm.squeue import FIELDS, parse_squeue
@@ -83,12 +83,10 @@ def test_squeue_and_sacct(name: str) -> None:
 @names
 def test_json(name: str) -> None:
     job = {"job_id": 42, "name": name, "nodes": "c1", "comment": name}
-    live = {**job, "user_name": "alice", "job_state": "COMPLETED", "start_time": 1000, "end_time": 1060}
     ended = {**job, "user": "alice", "state": {"current": "COMPLETED"}, "time": {"start": 1000, "end": 1060}}
-    for parse, it in ((parse_squeue_json, live), (parse_sacct_json, ended)):
-        (found,) = parse(json.dumps({"jobs": [it]})).jobs
-        check(found)
-        assert found.name == name
+    (found,) = parse_sacct_json(json.dumps({"jobs": [ended]})).jobs
+    check(found)
+    assert found.name == name
 
 
 @names

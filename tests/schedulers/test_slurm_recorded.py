@@ -12,7 +12,7 @@ from joblens.core.errors import MalformedError
 from joblens.record.job import Resources
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.parse_result import ParseResult
-from joblens.schedulers.slurm.json_output import parse_sacct_json, parse_squeue_json
+from joblens.schedulers.slurm.json_output import parse_sacct_json
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.scontrol import parse_scontrol
 from joblens.schedulers.slurm.squeue import FIELDS, parse_squeue
@@ -213,19 +213,6 @@ def test_scontrol_forged() -> None:
         assert (jobs[id].user, jobs[id].uid, jobs[id].state) == ("", None, "")
     assert (jobs["20"].user, jobs["20"].state) == ("root", "")  # `Comment=UserId=root(0) JobState=FAILED`
     assert jobs["24"].nodes == ("c1", "c2")
-
-
-def test_squeue_json() -> None:
-    """Equal to the text output, and additionally what was requested."""
-    jobs, text = (
-        by_id(parse_squeue_json(recorded("squeue.json"))),
-        by_id(parse_squeue(recorded("squeue.txt"), MARK)),
-    )
-    assert set(jobs) == {"21", "22_1", "22_[3-6%2]", "23", "24", "25+0", "25+1"}
-    for shown in set(jobs) - {"24"}:  # which had ended, and is no more in the queue
-        assert jobs[shown].replace(asked=Resources()) == text[shown].replace(asked=Resources())
-    assert jobs["21"].asked == Resources(3, 3.0, 600 * MIB, 3, "cpu=3,mem=600M,node=3,billing=3,gres/gpu=3")
-    assert (jobs["24"].state, jobs["24"].exit_code, jobs["24"].name) == ("FAILED", 3, HOSTILE)
 
 
 def test_sacct_json() -> None:

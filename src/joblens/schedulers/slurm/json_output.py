@@ -1,4 +1,4 @@
-"""Jobs from `squeue --json` and `sacct --json`, as written by Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45).
+"""Jobs from `sacct --json`, as written by Slurm 21.08 (v0.0.37) to 26.05 (v0.0.45).
 
 The names of fields stayed the same; numbers became objects with "set", and a state became a list of words.
 The text output of sacct is more reliable: 22.05 writes exit code 0 here for jobs that failed with another
@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 import signal as signals
-from typing import Any, TypedDict
+from typing import Any
 
 from joblens.record.job import Resources, Step
 from joblens.schedulers.facts import BatchJob
@@ -17,8 +17,8 @@ from joblens.schedulers.nodelist import NO_NODES, expand
 from joblens.schedulers.parse_result import ParseResult, parse_or
 from joblens.schedulers.slurm.fields import NO_VALUES, State, known, parse_state
 from joblens.schedulers.slurm.sacct import joined
-from joblens.schedulers.slurm.states import ENDED, WAITING
-from joblens.schedulers.tres import gpus, parse_gres_gpus, render_tres, resources
+from joblens.schedulers.slurm.states import ENDED
+from joblens.schedulers.tres import gpus, render_tres, resources
 
 _MIB = 1 << 20
 _STEPS = {
@@ -29,86 +29,10 @@ _STEPS = {
 }  # slurm.h
 
 
-def parse_squeue_json(text: str) -> ParseResult:
-    return _parse(text, "squeue --json", _live)
-
-
 def parse_sacct_json(text: str) -> ParseResult:
-    result = _parse(text, "sacct --json", _accounted)
-    return result._replace(jobs=joined(result.jobs))
-
-
-def _parse(text: str, source: str, make: Any) -> ParseResult:
-    found = list_at(load(text, source), "jobs")
-    jobs = [make(job, id) for job in found if (id := _count(job, "job_id"))]
-    return ParseResult(jobs, len(found) - len(jobs))
-
-
-class _Alike(TypedDict):
-    cluster: str
-    account: str
-    partition: str
-    qos: str
-    name: str
-    id: str
-    scheduler: str
-    nodes: tuple[str, ...]
-    restarts: int | None
-    array_job: str
-    array_task: str
-    het_job: str
-    het_offset: str
-
-
-def _named_alike(job: Any, id: int, apart: str, tasks: str) -> _Alike:
-    """Return the fields that have the same names in both commands, but for what is `apart` in them."""
-    array, number = _count(job, f"array{apart}job_id"), _count(job, f"array{apart}task_id")
-    several = text_at(job, tasks)
-    is_task = array and (number is not None or several)
-    het, offset = _count(job, f"het{apart}job_id"), _count(job, f"het{apart}job_offset")
-    is_part = het and offset is not None
-    return {
-        "cluster": text_at(job, "cluster"),
-        "account": text_at(job, "account"),
-        "partition": text_at(job, "partition"),
-        "qos": text_at(job, "qos"),
-        "name": text_at(job, "name"),
-        "id": str(id),
-        "scheduler": "slurm",
-        "nodes": parse_or(expand, text_at(job, "nodes"), ()),
-        "restarts": _count(job, "restart_cnt"),
-        "array_job": str(array) if is_task else "",
-        "array_task": "" if not is_task else f"[{several}]" if number is None else str(number),
-        "het_job": str(het) if is_part else "",
-        "het_offset": str(offset) if is_part else "",
-    }
-
-
-def _live(job: Any, id: int) -> BatchJob:
-    state = _state(at(job, "job_state"))
-    waits, has_ended = state in WAITING, state in ENDED
-    code, number = _exit(at(job, "exit_code"), state)
-    asked = _tres_text(text_at(job, "tres_req_str"))
-    if asked.gpus is None:
-        asked = asked.replace(gpus=parse_gres_gpus(text_at(job, "tres_per_job")))
-    return BatchJob(
-        **_named_alike(job, id, "_", "array_task_string"),
-        user=text_at(job, "user_name"),
-        uid=whole_at(job, "user_id"),
-        folder=text_at(job, "current_working_directory"),
-        command=text_at(job, "command"),
-        state=state,
-        reason=known(text_at(job, "state_reason")),
-        exit_code=code,
-        signal=number,
-        submit=time_at(job, "submit_time"),
-        eligible=time_at(job, "eligible_time"),
-        start=None if waits else time_at(job, "start_time"),
-        end=time_at(job, "end_time") if has_ended else None,
-        time_limit_seconds=_limit(job, "time_limit"),
-        asked=asked,
-        allocated=Resources() if waits else _tres_text(text_at(job, "tres_alloc_str")),
-    )
+    found = list_at(load(text, "sacct --json"), "jobs")
+    jobs = [_accounted(job, id) for job in found if (id := _count(job, "job_id"))]
+    return ParseResult(joined(jobs), len(found) - len(jobs))
 
 
 def _accounted(job: Any, id: int) -> BatchJob:
@@ -118,8 +42,19 @@ def _accounted(job: Any, id: int) -> BatchJob:
     steps = tuple(_step(step) for step in list_at(job, "steps"))
     never = has_ended and text_at(job, "nodes").strip().lower() == NO_NODES
     reason, killer = known(text_at(job, "state/reason")), text_at(job, "kill_request_user")
+    array, task = _count(job, "array/job_id"), _count(job, "array/task_id")
+    several = text_at(job, "array/task")
+    is_task = array and (task is not None or several)
+    het, offset = _count(job, "het/job_id"), _count(job, "het/job_offset")
+    is_part = het and offset is not None
     return BatchJob(
-        **_named_alike(job, id, "/", "array/task"),
+        cluster=text_at(job, "cluster"),
+        id=str(id),
+        scheduler="slurm",
+        account=text_at(job, "account"),
+        partition=text_at(job, "partition"),
+        qos=text_at(job, "qos"),
+        name=text_at(job, "name"),
         user=text_at(job, "user") or text_at(job, "association/user"),
         folder=text_at(job, "working_directory"),
         command=text_at(job, "submit_line"),
@@ -137,6 +72,12 @@ def _accounted(job: Any, id: int) -> BatchJob:
         user_seconds=_total(job, steps, "user") if has_ended else None,
         system_seconds=_total(job, steps, "system") if has_ended else None,
         steps=steps,
+        nodes=parse_or(expand, text_at(job, "nodes"), ()),
+        restarts=_count(job, "restart_cnt"),
+        array_job=str(array) if is_task else "",
+        array_task="" if not is_task else f"[{several}]" if task is None else str(task),
+        het_job=str(het) if is_part else "",
+        het_offset=str(offset) if is_part else "",
     )
 
 
@@ -181,11 +122,8 @@ def _state(found: Any) -> str:
 
 
 def _exit(found: Any, state: str) -> tuple[int | None, int | None]:
-    """An object, or before 23.02 in squeue a status of wait(2)."""
     if state not in ENDED:
         return None, None
-    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 16:
-        return found >> 8, found & 0x7F or None
     number = _count(found, "signal/id") or _count(found, "signal/signal_id")
     number = number or _named(text_at(found, "signal/name"))
     code = 0 if number else _count(found, "return_code")  # as sacct writes it: 0:9
