@@ -154,7 +154,8 @@ def running(fake: FakeServer) -> Iterator[None]:
             if status // 100 == 2:
                 fake.bodies.append(body)
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
+            if status != 204:  # as Prometheus answers
+                self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from joblens.core.config import Url
 from joblens.core.errors import ServerError, sentence
 from joblens.core.json_file import parse_json
+from joblens.wire.http_client import Client
 
 _KEPT_SECONDS = 2.0
 _STALE_SECONDS = 10.0  # for which a page is shown while the hub does not send a newer one
@@ -92,48 +90,17 @@ class HubPages:
         if self._url is None:
             return ServerError("no hub is configured for the service: set serve.hub")
         try:
-            with closing(self._connect(self._url)) as connection, _deadline(connection):
-                connection.request("GET", self._url.path + path, headers=self._headers())
-                answer = connection.getresponse()
-                body = answer.read(_LARGEST)
+            client = Client(self._url, _TIMEOUT, self._ca_file, _LARGEST, whole_timeout=_TIMEOUT)
+            with closing(client):
+                answer = client.get(path, self._headers())
             if answer.status != 200:
-                return ServerError(f"{self._name} answers {answer.status} {answer.reason}")
-            return parse_json(body)
-        except (OSError, HTTPException, ValueError, RecursionError) as error:
+                return ServerError(f"{self._name} answers {answer.status}")
+            return parse_json(answer.body)
+        except (OSError, ServerError, ValueError, RecursionError) as error:
             return ServerError(f"{self._name} does not answer: {sentence(error)}")
-
-    def _connect(self, url: Url) -> HTTPConnection:
-        if not url.secure:
-            return HTTPConnection(url.host, url.port, timeout=_TIMEOUT)
-        context = ssl.create_default_context(cafile=self._ca_file or None)
-        return HTTPSConnection(url.host, url.port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
         if not self._token_file:
             return {}
         with open(self._token_file, encoding="latin-1") as file:  # the encoding of a header
             return {"Authorization": f"Bearer {file.read(4096).strip()}"}
-
-
-@contextmanager
-def _deadline(connection: HTTPConnection) -> Iterator[None]:
-    """End it after this time, also if a byte arrives now and then."""
-
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        with suppress(OSError, AttributeError):  # it is closed, or not open yet
-            connection.sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(_TIMEOUT, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (OSError, HTTPException):
-        if late.is_set():
-            raise TimeoutError(f"no page in {_TIMEOUT:g} seconds") from None
-        raise
-    finally:
-        timer.cancel()

@@ -8,7 +8,6 @@ server of its kind can read its data folder.
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import re
@@ -22,13 +21,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from joblens.core.config import TsdbSettings, UsermodeSettings
-from joblens.core.errors import JoblensError, OutsideError, UsageError, sentence
+from joblens.core.config import TsdbSettings, Url, UsermodeSettings
+from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, sentence
 from joblens.core.files import write_quickly
 from joblens.core.process import Child, how_ended, identify
 from joblens.store.tsdb.promql import Server as Client
 from joblens.usermode.scraping import Target, bcrypt, scrape_config
 from joblens.usermode.state import Server
+from joblens.wire.http_client import Client as HttpClient
 
 PROMETHEUS, VICTORIAMETRICS = "prometheus", "victoriametrics"
 _PROGRAMS = {
@@ -252,14 +252,13 @@ def _listens(pid: int, port: int) -> bool:
 
 def _answers(port: int, path: str, password: str) -> bool:
     proof = base64.b64encode(f"{_USER}:{password}".encode()).decode()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    client = HttpClient(Url(False, "127.0.0.1", port, ""), 5.0, "")
     try:
-        connection.request("GET", path, headers={"Authorization": f"Basic {proof}"})
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+        return client.get(path, {"Authorization": f"Basic {proof}"}).status == 200
+    except (OSError, ServerError):
         return False
     finally:
-        connection.close()
+        client.close()
 
 
 def _find_reason(log: Path) -> str:

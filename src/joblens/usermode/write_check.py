@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-
 from joblens.core.config import TsdbSettings
-from joblens.core.errors import sentence
+from joblens.core.errors import ServerError, sentence
 from joblens.hub.sink import Place, load_status
 from joblens.usermode.local_server import VICTORIAMETRICS, write_url
 from joblens.usermode.session import Session
@@ -14,7 +12,6 @@ from joblens.usermode.state import Tsdb
 SINK = "tsdb"  # of the session's hub
 URL = "url"  # a server that the session has not started
 _SECONDS = 5.0
-_LONGEST_ANSWER = 200
 
 
 def url_settings(tsdb: Tsdb) -> TsdbSettings:
@@ -25,21 +22,21 @@ def check_writable(tsdb: Tsdb | None) -> str:
     """Return why a server that is given by its URL would refuse samples, or "". Nothing is written."""
     if tsdb is None or tsdb.kind != URL:
         return ""
-    from joblens.hub.sinks.remote_write import REFUSED, Server
+    from joblens.hub.sinks.remote_write import REFUSED, Server, words
     from joblens.wire.snappy import compress
 
     settings = url_settings(tsdb)
     url = write_url(settings)
     server = Server(url, settings.token_file, settings.ca_file, _SECONDS)
     try:
-        status, text, _ = server.post(compress(()))  # a request without series
-    except (OSError, http.client.HTTPException) as error:
+        answer = server.post(compress(()))  # a request without series
+    except (OSError, ServerError) as error:
         return f"{url}: {sentence(error)}"
     finally:
         server.close()
-    if status // 100 == 2 or status in REFUSED:
+    if answer.status // 100 == 2 or answer.status in REFUSED:
         return ""
-    return f"{url} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}".rstrip(": ")
+    return f"{url} answers {answer.status}: {words(answer)}".rstrip(": ")
 
 
 def find_not_written(session: Session, pending: bool) -> list[str]:

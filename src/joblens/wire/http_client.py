@@ -18,7 +18,7 @@ from joblens.core.errors import ServerError
 _MOST_HEAD = 1 << 14
 _MOST_BODY = 1 << 16
 _MOST_INTERIM = 5
-_WHOLE = 6  # times the timeout: the limit of one exchange, however steady its progress
+_NO_CONTENT = 204  # has no body, and no length either (RFC 9110, 8.6)
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 
 
@@ -36,9 +36,12 @@ class Client:
         ca_file: str,
         most_body: int = _MOST_BODY,
         connect_timeout: Optional[float] = None,
+        whole_timeout: Optional[float] = None,
     ) -> None:
         self.url, self._timeout, self._ca_file, self._most_body = url, timeout, ca_file, most_body
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        # The limit of one exchange, however steady its progress.
+        self._whole_timeout = 6 * timeout if whole_timeout is None else whole_timeout
         self._socket: Optional[socket.socket] = None
         self._rest = bytearray()  # received, not yet parsed
         self._end = 0.0
@@ -109,7 +112,7 @@ class Client:
         return self.finish()
 
     def _begin(self, message: bytes) -> None:
-        self._end = time.monotonic() + _WHOLE * self._timeout
+        self._end = time.monotonic() + self._whole_timeout
         self._send(self._socket or self._connect(), message)
 
     def _connect(self) -> socket.socket:
@@ -167,7 +170,7 @@ class Client:
                 break
         else:
             raise ServerError("too many interim responses")
-        body, framed = self._read_body(connection, headers)
+        body, framed = (b"", True) if status == _NO_CONTENT else self._read_body(connection, headers)
         if not framed or not newer or "close" in headers.get("connection", "").lower():
             self.close()
         return Answer(status, headers, body)

@@ -7,8 +7,6 @@ again.
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from joblens import __version__
+from joblens.core.config import Url
 from joblens.core.errors import ConfigError, ServerError, sentence
 from joblens.core.files import NO_ROOM
 from joblens.hub.batch_reader import Checker, LeftOut, Received
@@ -24,6 +23,7 @@ from joblens.hub.segments import Segment, load_skips
 from joblens.hub.sink import Place, Taken, left_out
 from joblens.hub.sinks.write_request import Name, Namer, encode, make_series
 from joblens.store.tsdb.promql import authorization
+from joblens.wire.http_client import Answer, Client
 from joblens.wire.snappy import compress
 
 # Sets with very many series.
@@ -66,64 +66,48 @@ class Server:
     """One connection that is kept."""
 
     def __init__(self, url: str, token_file: str = "", ca_file: str = "", timeout: float = 30.0) -> None:
-        self._address, self._token_file, self._timeout = urlsplit(url), token_file, timeout
-        self._tls = None
-        if self._address.scheme == "https":
-            self._tls = ssl.create_default_context(cafile=ca_file or None)
-        self._connection: http.client.HTTPConnection | None = None
+        address, self._token_file = urlsplit(url), token_file
+        secure = address.scheme == "https"
+        path = (address.path or "/") + (f"?{address.query}" if address.query else "")
+        place = Url(secure, str(address.hostname), address.port or (443 if secure else 80), path)
+        self._client = Client(place, timeout, ca_file)
+        self._name = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
     def send(self, body: bytes) -> None:
         """Send a request. Raises RefusedError if it is final, and ServerError if it can be retried."""
         try:
-            status, text, retry = self.post(body)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise ServerError(f"{self._name()}: {sentence(error)}") from None
-        if status // 100 == 2:
+            answer = self.post(body)
+        except (OSError, ServerError) as error:
+            raise ServerError(f"{self._name}: {sentence(error)}") from None
+        if answer.status // 100 == 2:
             return
-        said = f"{self._name()} answers {status}: {' '.join(text.split())[:_LONGEST_ANSWER]}"
-        if status in REFUSED:
+        said = f"{self._name} answers {answer.status}: {words(answer)}"
+        if answer.status in REFUSED:
             raise RefusedError(said)
+        retry = answer.headers.get("retry-after", "")
         if retry.isdigit():
             time.sleep(min(int(retry), 60))
         raise ServerError(said)
 
-    def post(self, body: bytes) -> tuple[int, str, str]:
-        """Status, text, and Retry-After. Raises OSError, HTTPException."""
-        if self._connection is None:
-            self._connection = self._connect()
-        path = (self._address.path or "/") + (f"?{self._address.query}" if self._address.query else "")
-        self._connection.request("POST", path, body, self._fields())
-        with self._connection.getresponse() as answer:
-            text = answer.read(65_536).decode("utf-8", "replace")
-            if answer.read(1):
-                self.close()  # longer than any message
-            return answer.status, text, answer.headers.get("Retry-After", "")
-
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = str(self._address.hostname), self._address.port
-        if self._tls is not None:
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
-        return http.client.HTTPConnection(host, port, timeout=self._timeout)
-
-    def _fields(self) -> dict[str, str]:
-        fields = {
+    def post(self, body: bytes) -> Answer:
+        """Raises OSError, ServerError."""
+        headers = {
             "Content-Encoding": "snappy",
             "Content-Type": "application/x-protobuf",
             "X-Prometheus-Remote-Write-Version": "0.1.0",
             "User-Agent": f"joblens/{__version__}",
         }
         if self._token_file:  # read each time: tokens are renewed
-            fields["Authorization"] = authorization(self._token_file)
-        return fields
-
-    def _name(self) -> str:
-        return f"{self._address.scheme}://{self._address.netloc.rpartition('@')[2]}{self._address.path}"
+            headers["Authorization"] = authorization(self._token_file)
+        return self._client.post("", headers, body)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._client.close()
+
+
+def words(answer: Answer) -> str:
+    """Return the beginning of what a server says about a request."""
+    return " ".join(answer.body.decode("utf-8", "replace").split())[:_LONGEST_ANSWER]
 
 
 class RemoteWriteSink:
