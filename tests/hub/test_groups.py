@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from joblens.core import files
+from joblens.core.config import JobsSettings
 from joblens.hub import groups
 from joblens.hub.cursors import load_cursor
 from joblens.hub.gaps import Gaps
@@ -17,7 +18,6 @@ from joblens.hub.groups import Groups
 from joblens.hub.retention import clean
 from joblens.hub.runner import Runner
 from joblens.hub.segments import Segment, list_sealed
-from joblens.hub.settings import JobsSettings
 from joblens.hub.sink import Hurry, Place, Work, check_options
 from joblens.hub.sinks.lake import LakeSink
 from joblens.store.home import find_home, make_home

@@ -9,10 +9,11 @@ from hub.made import LOAD, SECOND, encode, write_segment
 from joblens.attribution.account import JOB, OWNED_PROCESS
 from joblens.collectors.cpu import KERNEL
 from joblens.collectors.process.collector import ProcessKey
+from joblens.core.config import JobsSettings
 from joblens.core.model import ABSENT, NO_KEY, Key, Rows, Sample
 from joblens.hub.sinks.lake import LakeSink
-from joblens.jobs.follow import Follower, Options
-from joblens.jobs.inferred import Inferred, NodeSizes, Thresholds
+from joblens.jobs.follow import Follower
+from joblens.jobs.inferred import Inferred, NodeSizes
 from joblens.jobs.state import State
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter, JobRow
@@ -40,7 +41,7 @@ class Machine:
         self.home = make_home(find_home(folder / "store"))
         self.folder = folder / "hub" / "jobs"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.options = Options(**options)
+        self.options = JobsSettings(**options)
         self.now = BEGIN
         self.boot = BEGIN - 1000
         self.programs: dict[int, Program] = {}
@@ -59,8 +60,7 @@ class Machine:
             Arrivals(lake, state.since),
             Catalog(self.home),
             NodeSizes(lake),
-            Thresholds(),
-            self.options.wait_seconds,
+            self.options,
             self.clock,
         )
         self.follower = Follower(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import OutsideError
-from joblens.jobs.follow import Follower, Options
+from joblens.jobs.follow import Follower
 from joblens.record.job import Resources
 from joblens.record.report import JobRecord
 from joblens.schedulers.facts import BatchJob
@@ -99,7 +100,7 @@ class Site:
         self.home: Home = make_home(find_home(folder / "store"))
         self.folder = folder / "hub" / "jobs"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.options = Options(**options)
+        self.options = JobsSettings(**options)
         self.said: list[str] = []
         self.restart()
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hub.made import START, Running, encode, node_samples, seconds, write_segment
+from joblens.core.config import JobsSettings
 from joblens.hub.sinks.lake import LakeSink
 from joblens.jobs.finish import Ended, finish, make_record
-from joblens.jobs.follow import Follower, Options
+from joblens.jobs.follow import Follower
 from joblens.jobs.state import State
 from joblens.record.fields import read
 from joblens.record.job import Resources, Step
@@ -116,12 +117,12 @@ def test_arrivals_after_a_pause(home: Home, tmp_path: Path) -> None:
     state = State(folder)
     state.since = before - 600
     state.save()
-    follower = Follower(Slurm(), home, folder, "h1", Options(), print)
+    follower = Follower(Slurm(), home, folder, "h1", JobsSettings(), print)
     follower.newest.look()
     assert follower.newest.of_node("n0") == BEGIN + 19
     state.since = time.time()
     state.save()
-    follower = Follower(Slurm(), home, folder, "h1", Options(), print)
+    follower = Follower(Slurm(), home, folder, "h1", JobsSettings(), print)
     follower.newest.look()
     assert follower.newest.of_node("n0") == 0.0
 

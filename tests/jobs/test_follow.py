@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import joblens.core.files
-from joblens.core.config import PushSettings, Settings
+from joblens.core.config import JobsSettings, PushSettings, Settings
 from joblens.core.errors import OutsideError
 from joblens.hub.runner import LOOK_SECONDS
-from joblens.hub.settings import JobsSettings
 from joblens.jobs import follow
 from joblens.jobs.live import add_live, find_live, summarise_live
 from joblens.store.catalog.listing import JobFilter, JobRow
@@ -111,7 +110,6 @@ def test_default_waits_add_up_to_twenty_seconds() -> None:
     """From the end of a job to its record: until its nodes have sent, a flush for another job, and for each
     part that looks once a second, with three seconds for work."""
     push = PushSettings()
-    assert JobsSettings() == JobsSettings(**follow.Options()._asdict())
     sent = push.period + Settings().interval
     known = JobsSettings().ended_seconds
     assert max(sent, known) <= follow.SENT_SECONDS

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from joblens.core.config import JobsSettings
 from joblens.jobs.finish import finish
-from joblens.jobs.inferred import Thresholds
+from joblens.jobs.inferred import passes
 from joblens.jobs.live_lists import save_live
 from joblens.jobs.sightings import Process, Sightings, Usage, is_own
 from joblens.jobs.state import State
@@ -65,14 +66,14 @@ def test_what_is_short_or_idle_is_counted(machine: Machine) -> None:
 
 def test_thresholds() -> None:
     """Too short by both measures, or idle; who has used much is neither."""
-    passes = Thresholds().passes
-    assert passes(12.0, 10.0)
-    assert passes(60.0, 0.6)
-    assert not passes(59.0, 9.9)
-    assert not passes(60.0, 0.5)
-    assert not passes(86_400.0, 300.0)
-    assert passes(30 * 86_400.0, 600.0)
-    assert not passes(100.0, None)
+    options = JobsSettings()
+    assert passes(options, 12.0, 10.0)
+    assert passes(options, 60.0, 0.6)
+    assert not passes(options, 59.0, 9.9)
+    assert not passes(options, 60.0, 0.5)
+    assert not passes(options, 86_400.0, 300.0)
+    assert passes(options, 30 * 86_400.0, 600.0)
+    assert not passes(options, 100.0, None)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ class Fate:
 
     def end(self, pid: int) -> None:
         it = self.running.pop(pid)
-        if self.machine.now - it.start >= Thresholds().least_cpu_seconds:
+        if self.machine.now - it.start >= JobsSettings().least_cpu_seconds:
             self.expected[f"s{pid}", it.start] = self.machine.now
         self.machine.end(pid)
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import ConfigError
 from joblens.core.toml import parse_toml
 from joblens.hub.runner import Runner, make_runner
-from joblens.hub.settings import HubSettings, JobsSettings, parse_hub_settings
+from joblens.hub.settings import HubSettings, parse_hub_settings
 from joblens.schedulers.slurm.sacct import COLUMNS
 from joblens.store.catalog.index import Catalog
 from joblens.store.catalog.listing import JobFilter, JobRow

@@ -82,6 +82,19 @@ class StoreSettings(NamedTuple):
     database: str = ""  # "": in files
 
 
+class JobsSettings(NamedTuple):
+    """How the scheduler's jobs are followed: the table `[hub.jobs]`."""
+
+    poll_seconds: float = 30.0  # between two queries, each for all jobs
+    ended_seconds: float = 8.0  # between two queries of accounting for jobs that have just ended; 0: none
+    wait_seconds: float = 600.0  # for missing samples of a job that has ended
+    cluster: str = ""  # "": from the scheduler; for inferred jobs always from their agents
+    # An inferred job gets no record if it is below both of these, or idle:
+    least_cpu_seconds: float = 10.0
+    least_seconds: float = 60.0
+    least_cores: float = 0.01  # idle: fewer on average, and less than ten minutes of CPU time in total
+
+
 class Settings(NamedTuple):
     interval: float = 1.0
     listen: str = "127.0.0.1:9477"
@@ -131,36 +144,29 @@ _URL = re.compile(
 
 def parse_settings(found: Table, path: str, known: Known) -> Settings:
     values = dict(found)
-    collectors = as_table(values.pop("collectors", {}), path, "collectors")
-    attribution = as_table(values.pop("attribution", {}), path, "attribution")
-    external = as_table(values.pop("external", {}), path, "external")
-    push = as_table(values.pop("push", {}), path, "push")
-    usermode = as_table(values.pop("usermode", {}), path, "usermode")
-    tsdb = as_table(values.pop("tsdb", {}), path, "tsdb")
-    store = as_table(values.pop("store", {}), path, "store")
-    mask = check_masks(_names(values.pop("mask", []), path, "mask"), path)
-    for table in ("hub", "serve"):  # may share the file; each parses its own part
-        as_table(values.pop(table, {}), path, table)
-    defaults = Settings()._asdict()
     tables = ("collectors", "attribution", "external", "push", "usermode", "tsdb", "store")
+    # Hub and web server may share the file; each parses its own part.
+    given = {name: as_table(values.pop(name, {}), path, name) for name in (*tables, "hub", "serve")}
+    mask = check_masks(_names(values.pop("mask", []), path, "mask"), path)
+    defaults = Settings()._asdict()
     check_names(values, [name for name in defaults if name not in tables], path)
-    check_names(collectors, known, path, "collectors.")
+    check_names(given["collectors"], known, path, "collectors.")
     settings = Settings(
         **{name: typed(value, defaults[name], path, name) for name, value in values.items()},
         collectors={
             name: _collector(as_table(table, path, "collectors." + name), path, name, known[name])
-            for name, table in collectors.items()
+            for name, table in given["collectors"].items()
         },
-        attribution=parse_table(attribution, AttributionSettings(), path, "attribution"),
+        attribution=parse_table(given["attribution"], AttributionSettings(), path, "attribution"),
         external={
             name: _external(as_table(table, path, "external." + name), path, name)
-            for name, table in external.items()
+            for name, table in given["external"].items()
         },
         mask=tuple(mask),
-        push=_push(push, path),
-        usermode=_usermode(usermode, path),
-        tsdb=_tsdb(tsdb, path),
-        store=_store(store, path),
+        push=_push(given["push"], path),
+        usermode=_usermode(given["usermode"], path),
+        tsdb=_tsdb(given["tsdb"], path),
+        store=_store(given["store"], path),
     )
     _check_interval("interval", settings.interval, path)
     split_address(settings.listen, path)

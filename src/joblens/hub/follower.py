@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import JoblensError, sentence
 from joblens.core.lock import open_lock
 from joblens.hub.sink import FollowTask, end_with_the_hub, log, read_task
-from joblens.jobs.follow import SHORT_STEP, Follower, Log, Options
+from joblens.jobs.follow import SHORT_STEP, Follower, Log
 from joblens.jobs.inferred import NAME as INFERRED
-from joblens.jobs.inferred import Inferred, NodeSizes, Thresholds
+from joblens.jobs.inferred import Inferred, NodeSizes
 from joblens.jobs.state import State
 from joblens.schedulers.facts import Scheduler
 from joblens.store.catalog.choice import open_catalog
@@ -36,19 +37,17 @@ def main() -> int:
     return 3
 
 
-def _open_scheduler(name: str, home: Home, folder: Path, options: Options) -> Scheduler:
+def _open_scheduler(name: str, home: Home, folder: Path, options: JobsSettings) -> Scheduler:
     if name == INFERRED:
         state = State(folder)
         state.load()  # the follower reports what is wrong with it
         since, lake = state.since, Lake(home.lake)
-        thresholds = Thresholds(options.least_cpu_seconds, options.least_seconds, options.least_cores)
         return Inferred(
             Unread(lake, since),
             Arrivals(lake, since),
             open_catalog(home, creates=True),
             NodeSizes(lake),
-            thresholds,
-            options.wait_seconds,
+            options,
         )
     from joblens.schedulers import open_scheduler
 
@@ -64,9 +63,8 @@ def follow(task: FollowTask, log: Log) -> NoReturn:
     with open(open_lock(folder / "lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the previous process may still be ending
         home = make_home(find_home(task.store or None))
-        options = Options(**task.options._asdict())
-        scheduler = _open_scheduler(task.scheduler, home, folder, options)
-        follower = Follower(scheduler, home, folder, task.hub, options, log)
+        scheduler = _open_scheduler(task.scheduler, home, folder, task.options)
+        follower = Follower(scheduler, home, folder, task.hub, task.options, log)
         while True:
             began = time.monotonic()
             wait = follower.step()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import sentence
 from joblens.core.json_file import parse_json
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Schema
@@ -24,7 +25,7 @@ from joblens.core.process import Child, dispatch
 from joblens.core.python import python_command
 from joblens.core.toml import Table
 from joblens.hub.identity import load_identity
-from joblens.hub.settings import INFERRED, NONE, HubSettings, JobsSettings, is_loopback
+from joblens.hub.settings import INFERRED, NONE, HubSettings, is_loopback
 from joblens.hub.sink import SEALED, FollowTask, Place, SinkStatus, SinkTask, check_options, load_status
 from joblens.record.fields import read
 

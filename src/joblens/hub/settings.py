@@ -6,24 +6,11 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from joblens.core.config import Settings, as_table, check_names, parse_table, split_address
+from joblens.core.config import JobsSettings, Settings, as_table, check_names, parse_table, split_address
 from joblens.core.errors import ConfigError
 from joblens.core.toml import Table, Value
 
 _MIB = 1 << 20
-
-
-class JobsSettings(NamedTuple):
-    """How the scheduler's jobs are followed: the table `[hub.jobs]`."""
-
-    poll_seconds: float = 30.0  # between two queries, each for all jobs
-    ended_seconds: float = 8.0  # between two queries of accounting for jobs that have just ended; 0: none
-    wait_seconds: float = 600.0  # for missing samples of a job that has ended
-    cluster: str = ""  # "": from the scheduler; for inferred jobs always from their agents
-    # An inferred job gets no record if it is below both of these, or idle:
-    least_cpu_seconds: float = 10.0
-    least_seconds: float = 60.0
-    least_cores: float = 0.01  # idle: fewer on average, and less than ten minutes of CPU time in total
 
 
 class HubSettings(NamedTuple):

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
 from joblens.core.files import UNFINISHED, make_folder, write_quickly
 from joblens.core.lock import SUFFIX, open_lock
@@ -37,7 +38,6 @@ from joblens.hub.cursors import Cursor, Untimely, load_cursor, save_cursor
 from joblens.hub.damage import check_segment
 from joblens.hub.groups import Group, Groups
 from joblens.hub.segments import Segment, list_sealed, storing
-from joblens.hub.settings import JobsSettings
 
 SEALED = b"sealed"  # the command that announces a sealed segment
 # Each module has the class Options, the settings with their defaults, and `open_sink(place, options)`.

@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from joblens.core.config import JobsSettings
 from joblens.core.errors import MalformedError, sentence
 from joblens.core.log_limiter import LogLimiter
 from joblens.jobs.accounting_only import is_final, save_provisional
 from joblens.jobs.clocks import Clocks
 from joblens.jobs.facts import identity, never_started, start_of
 from joblens.jobs.finish import BATCH, Ended, finish
-from joblens.jobs.inferred import Thresholds
 from joblens.jobs.live_lists import load_live, remove_expired, runs, save_live
 from joblens.jobs.state import FollowerStatus, Gone, Late, State
 from joblens.schedulers.facts import BatchJob, Scheduler
@@ -57,17 +57,6 @@ _CATCHING_UP = 6  # times as often while much is to be made up for
 _NAMED = 5  # nodes in a sentence
 
 
-class Options(NamedTuple):
-    poll_seconds: float = 30.0
-    ended_seconds: float = 8.0  # between two questions to accounting, where that is apart; 0: with the others
-    wait_seconds: float = 600.0  # for samples that are in flight
-    cluster: str = ""  # "": as the scheduler says
-    # Of jobs that are inferred, joblens.jobs.inferred:
-    least_cpu_seconds: float = Thresholds().least_cpu_seconds
-    least_seconds: float = Thresholds().least_seconds
-    least_cores: float = Thresholds().least_cores
-
-
 class Newest(Protocol):
     """Up to when the lake has samples: joblens.store.lake.watermarks."""
 
@@ -91,7 +80,7 @@ class Follower:
         home: Home,
         folder: Path,
         name: str,
-        options: Options,
+        options: JobsSettings,
         log: Log,
         clock: Callable[[], float] = time.time,
         newest: Newest | None = None,

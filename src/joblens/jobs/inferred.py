@@ -14,8 +14,9 @@ import pwd
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from joblens.core.config import JobsSettings
 from joblens.jobs.sightings import Process, Sighting, Sightings, Usage
 from joblens.record.job import Resources
 from joblens.record.report import JobRecord
@@ -76,17 +77,11 @@ SELECT cluster, node, boot_time_seconds, {_TIMES} FROM {{lake}}
 WHERE boot_time_seconds > 0 AND cluster IS NOT NULL AND node IS NOT NULL GROUP BY ALL"""  # noqa: S608
 
 
-class Thresholds(NamedTuple):
-    """Below which an inferred job gets no record."""
-
-    least_cpu_seconds: float = 10.0  # with less, and shorter than least_seconds, it is too short
-    least_seconds: float = 60.0
-    least_cores: float = 0.01  # with fewer on average it is idle, unless it has used much in all
-
-    def passes(self, seconds: float, cpu: float | None) -> bool:
-        if cpu is None or (cpu < self.least_cpu_seconds and seconds < self.least_seconds):
-            return False
-        return cpu >= min(self.least_cores * seconds, _MUCH_CPU)
+def passes(options: JobsSettings, seconds: float, cpu: float | None) -> bool:
+    """Whether a job is long enough for a record, and not idle."""
+    if cpu is None or (cpu < options.least_cpu_seconds and seconds < options.least_seconds):
+        return False
+    return cpu >= min(options.least_cores * seconds, _MUCH_CPU)
 
 
 class Watermarks(Protocol):
@@ -149,13 +144,12 @@ class Inferred:
         watermarks: Watermarks,
         catalog: Recorded,
         sizes: NodeSizes,
-        thresholds: Thresholds,
-        away_seconds: float,
+        options: JobsSettings,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.left_out = 0
         self._unread, self._watermarks, self._catalog, self._sizes = unread, watermarks, catalog, sizes
-        self._thresholds, self._away = thresholds, min(away_seconds, _AWAY)
+        self._options, self._away = options, min(options.wait_seconds, _AWAY)
         self._clock, self._began = clock, clock()
         self._sightings = Sightings()
         self._scans: dict[Node, float] = {}  # the newest
@@ -194,7 +188,7 @@ class Inferred:
         return self._clock() - self._heard.get((cluster, node), 0.0) > self._away
 
     def _passes(self, run: Sighting) -> bool:
-        return self._thresholds.passes(run.last - run.start, run.cpu_of_others)
+        return passes(self._options, run.last - run.start, run.cpu_of_others)
 
     def _over(self, run: Sighting) -> BatchJob:
         why = "" if self._is_gone(run) else f"node {run.key[2]} has sent nothing since; it may have gone on"
