@@ -93,7 +93,7 @@ class Hub:
         self.pages.more = self._sinks.rows
         if self.settings.run_sinks:
             self._sinks.start()
-        self._intake = start_intake(self.settings, self.home, self.receiver, self.log)
+        self._intake = start_intake(self.settings, self.receiver, self.log)
         if self._intake is not None:
             sinks, intake = self._sinks, self._intake
             self.pages.more = lambda: [*sinks.rows(), *intake.rows()]
@@ -349,10 +349,10 @@ def load_tls(certificate: str, private_key: str, table: str = "hub") -> ssl.SSLC
     return context
 
 
-def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log) -> Intake | None:
+def start_intake(settings: HubSettings, receiver: Receiver, log: Log) -> Intake | None:
     if not settings.from_kafka:
         return None
-    from joblens.hub.kafka.intake import Intake, Limits, check_options
+    from joblens.hub.kafka.intake import Intake, check_options
 
     loop = asyncio.get_running_loop()
 
@@ -360,9 +360,8 @@ def start_intake(settings: HubSettings, home: Path, receiver: Receiver, log: Log
         with suppress(RuntimeError):  # the hub is shutting down
             loop.call_soon_threadsafe(receiver.heard, *about)
 
-    limits = Limits(settings.segment_bytes, settings.segment_seconds, settings.journal_bytes)
     options = check_options(settings.kafka)
-    intake = Intake(receiver.journal, receiver.identity, options, log, limits, heard)
+    intake = Intake(receiver.journal, receiver.identity, options, log, settings, heard)
     intake.start()
     return intake
 

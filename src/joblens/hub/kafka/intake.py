@@ -42,6 +42,7 @@ from joblens.hub.kafka.client import (
 )
 from joblens.hub.kafka.dedup import Known
 from joblens.hub.segments import list_sealed
+from joblens.hub.settings import HubSettings
 from joblens.wire.frame import LARGEST_HEADER, check_sections, read_header
 from joblens.wire.header import BatchId, Header, parse_header
 
@@ -55,17 +56,6 @@ _LAST_SECONDS = 10.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.2, 30.0  # seconds, after failures
 Log = Callable[[str], None]
 Heard = Callable[[Header, bytes, int], None]  # header, batch and time of arrival
-
-
-class Limits(NamedTuple):
-    """The hub's settings of the same names."""
-
-    segment_bytes: int = 64 << 20
-    segment_seconds: float = 30.0
-    journal_bytes: int = 16 << 30
-
-
-_DEFAULT = Limits()
 
 
 class Options(NamedTuple):
@@ -113,13 +103,13 @@ class Intake:
         hub: str,
         options: Options,
         log: Log,
-        limits: Limits = _DEFAULT,
+        settings: HubSettings,
         heard: Heard = lambda header, data, received_ns: None,
     ) -> None:
         self.kafka = load_kafka(options.brokers, options.prefix, options.options)
         self.topic, self.group = options.topic or self.kafka.topic(BATCHES), options.group
         self.name = f"{hub}-intake"
-        self.journal, self.log, self.limits, self.heard = journal, log, limits, heard
+        self.journal, self.log, self.settings, self.heard = journal, log, settings, heard
         self.counts = Counts()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
@@ -206,13 +196,13 @@ class _Session:
             self._take(message)
         if self._failure is not None:
             raise self._failure
-        if self._part.is_due(self._intake.limits):
+        if self._part.is_due(self._intake.settings):
             self._claim()
 
     def _has_room(self) -> bool:
         """Whether the journal is below the size at which segments are deleted that sinks still need."""
         sizes = sum(size_of(segment.path) for segment in list_sealed(self._journal.folder))
-        return sizes + self._part.size < self._intake.limits.journal_bytes * 0.8
+        return sizes + self._part.size < self._intake.settings.journal_bytes * 0.8
 
     def _take(self, message: Message) -> None:
         from confluent_kafka import KafkaException
@@ -331,9 +321,9 @@ class _Part:
             self._since = time.monotonic()
         self.offsets[partition] = offset + 1
 
-    def is_due(self, limits: Limits) -> bool:
-        old = time.monotonic() - self._since >= limits.segment_seconds
-        return bool(self.offsets) and (old or self.size >= limits.segment_bytes)
+    def is_due(self, settings: HubSettings) -> bool:
+        old = time.monotonic() - self._since >= settings.segment_seconds
+        return bool(self.offsets) and (old or self.size >= settings.segment_bytes)
 
     def sync(self) -> None:
         if self._file >= 0:
