@@ -9,13 +9,33 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from joblens.core.errors import OutsideError
+
+if TYPE_CHECKING:  # they need msgspec, which nodes may lack
+    from joblens.schedulers.facts import BatchJob
+    from joblens.schedulers.parse_result import ParseResult
 
 TIMEOUT_SECONDS = 60.0
 MOST_BYTES = 256 << 20
 _MOST_ERRORS = 4096  # bytes of stderr that are kept
 _PASSED_ON = ("PATH", "SLURM_CONF", "TZ", "FLUX_URI", "PBS_CONF_FILE")
+
+
+class CommandScheduler:
+    """A scheduler that is queried through its commands."""
+
+    accounting_apart = False
+    by_samples = False
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self.timeout = timeout
+        self.skipped = 0  # rows so far that are not jobs
+
+    def counted(self, result: ParseResult) -> list[BatchJob]:
+        self.skipped += result.skipped
+        return result.jobs
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

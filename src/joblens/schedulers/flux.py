@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from joblens.record.job import Resources
-from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.command import CommandScheduler, run_command
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import amount_at, list_at, load, number_at, text_at, time_at, whole_at
 from joblens.schedulers.nodelist import expand
@@ -34,14 +34,8 @@ _GPUS = re.compile(r"\bgpu(\[[^\]]*\]|\d+)")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # RFC 19
 
 
-class Flux:
+class Flux(CommandScheduler):
     name = "flux"
-    accounting_apart = False
-    by_samples = False
-
-    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        self.timeout = timeout
-        self.skipped = 0  # entries so far that are not jobs
 
     def live(self) -> Sequence[BatchJob]:
         return self._jobs("--filter=pending,running")
@@ -59,9 +53,7 @@ class Flux:
         )
 
     def _jobs(self, *which: str) -> list[BatchJob]:
-        result = parse_flux(run_command([*_ALL, *which], {}, self.timeout))
-        self.skipped += result.skipped
-        return result.jobs
+        return self.counted(parse_flux(run_command([*_ALL, *which], {}, self.timeout)))
 
 
 def parse_flux(text: str) -> ParseResult:

@@ -13,7 +13,7 @@ from typing import Any
 
 from joblens.core.errors import OutsideError
 from joblens.record.job import Resources
-from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.command import CommandScheduler, run_command
 from joblens.schedulers.facts import BatchJob
 from joblens.schedulers.json_fields import amount_at, at, load, number_at, whole_at
 from joblens.schedulers.parse_result import ParseResult, parse_or
@@ -45,14 +45,8 @@ _CHUNK = re.compile(r"([A-Za-z0-9_]+)=([^:+()]+)")
 _MOST_NODES = 65_536
 
 
-class Pbs:
+class Pbs(CommandScheduler):
     name = "pbs"
-    accounting_apart = False
-    by_samples = False
-
-    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        self.timeout = timeout
-        self.skipped = 0  # entries so far that are not jobs
 
     def live(self) -> Sequence[BatchJob]:
         return self._jobs("-t")
@@ -72,9 +66,8 @@ class Pbs:
         return next((job for job in parse_pbs(text).jobs if job.id == id), None)
 
     def _jobs(self, *which: str) -> list[BatchJob]:
-        result = parse_pbs(run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout))
-        self.skipped += result.skipped
-        return result.jobs
+        text = run_command(["qstat", *which, "-f", "-F", "json"], {}, self.timeout)
+        return self.counted(parse_pbs(text))
 
 
 def parse_pbs(text: str) -> ParseResult:

@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from joblens.core.errors import MalformedError, OutsideError
-from joblens.schedulers.command import TIMEOUT_SECONDS, run_command
+from joblens.schedulers.command import TIMEOUT_SECONDS, CommandScheduler, run_command
 from joblens.schedulers.facts import BatchJob
-from joblens.schedulers.parse_result import ParseResult
 from joblens.schedulers.slurm.fields import parse_job_id
 from joblens.schedulers.slurm.sacct import columns_of, parse_sacct
 from joblens.schedulers.slurm.squeue import parse_squeue, squeue_format
@@ -19,14 +18,12 @@ _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RV,TO"
 
 
-class Slurm:
+class Slurm(CommandScheduler):
     name = "slurm"
     accounting_apart = True  # sacct queries slurmdbd
-    by_samples = False
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        self.timeout = timeout
-        self.skipped = 0  # rows so far that are not jobs
+        super().__init__(timeout)
         self._columns: list[str] = []
 
     def live(self) -> Sequence[BatchJob]:
@@ -86,13 +83,13 @@ class Slurm:
     def _squeue(self, which: Sequence[str] = ()) -> list[BatchJob]:
         mark = _mark()
         command = ["squeue", "--all", "--local", "--noheader", f"--Format={squeue_format(mark)}", *which]
-        return self._counted(parse_squeue(run_command(command, _TIMES, self.timeout), mark))
+        return self.counted(parse_squeue(run_command(command, _TIMES, self.timeout), mark))
 
     def _sacct(self, which: list[str], whose: Sequence[str] = ("--allusers",)) -> list[BatchJob]:
         mark, columns = _mark(), self._all_columns()
         command = ["sacct", *whose, "--duplicates", "--parsable2", "--noheader"]
         command += [f"--delimiter={mark}", f"--format={','.join(columns)}", *which]
-        return self._counted(parse_sacct(run_command(command, _TIMES, self.timeout), mark, columns))
+        return self.counted(parse_sacct(run_command(command, _TIMES, self.timeout), mark, columns))
 
     def _all_columns(self) -> list[str]:
         """Queried once, without the database: sacct refuses columns that it does not know."""
@@ -100,10 +97,6 @@ class Slurm:
             offered = run_command(["sacct", "--helpformat"], {}, self.timeout).lower().split()
             self._columns = columns_of(offered)
         return self._columns
-
-    def _counted(self, result: ParseResult) -> list[BatchJob]:
-        self.skipped += result.skipped
-        return result.jobs
 
 
 def _is_job(id: str) -> bool:

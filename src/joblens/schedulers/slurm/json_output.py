@@ -162,14 +162,10 @@ def _total(job: Any, steps: tuple[Step, ...], kind: str) -> float | None:
     return sum(it for it in known_ones if it is not None)
 
 
-def _tres_text(text: str) -> Resources:
-    return parse_or(resources, text, Resources())
-
-
 def _tres_list(found: Any) -> Resources:
     """Memory is in MiB here."""
     if isinstance(found, str):
-        return _tres_text(found)
+        return parse_or(resources, found, Resources())
     amounts = _amounts(found)
     if "mem" in amounts:
         amounts["mem"] *= _MIB
