@@ -62,8 +62,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not settings.token_file and not settings.listen.startswith(("127.", "[::1]", "localhost")):
         _log(f"{settings.listen} is readable by everyone who can reach it; set token_file to require a token")
+    host = settings.listen.rpartition(":")[0]
     ready = lambda port: announce(  # noqa: E731
-        "agent", "metrics at", _address(settings.listen, port), options.ready_fd
+        "agent", "metrics at", f"http://{host}:{port}/metrics", options.ready_fd
     )
     if not options.while_jobs:
         agent.run(lambda: _load(options, masks), ready)
@@ -105,7 +106,3 @@ def hub_url(text: str) -> str:
     if not text or "://" in text:
         return text
     return f"http://{text}" if re.search(r":[0-9]+$", text) else f"http://{text}:{_HUB_PORT}"
-
-
-def _address(listen: str, port: int) -> str:
-    return f"http://{listen.rpartition(':')[0]}:{port}/metrics"

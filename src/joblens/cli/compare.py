@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joblens.cli import source as sources
-from joblens.cli.job_choice import add_runs, check_limit, load_named
-from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.source import add_runs, check_limit, choose_source, load_named, open_chosen
 from joblens.cli.table import add_output, render_table, room, shorten, warn, write
 from joblens.core.errors import UsageError, printable
 from joblens.core.units import render_seconds

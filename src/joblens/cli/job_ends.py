@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from joblens.cli.job_choice import check_limit
+from joblens.cli.source import check_limit
 from joblens.cli.table import render_table, room, write
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import JoblensError, UsageError

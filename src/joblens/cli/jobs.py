@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli import source as sources
-from joblens.cli.job_choice import check_limit
-from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.source import check_limit, choose_source, open_chosen
 from joblens.cli.table import add_output, render_table, warn, write
 from joblens.core.units import render_bytes, render_cores, render_exit, render_load, render_seconds
 

@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from joblens.cli import source as sources
-from joblens.cli.job_choice import add_runs, load_chosen
 from joblens.cli.jobs import add_filters, filter_of
-from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.source import add_runs, choose_source, load_chosen, open_chosen
 from joblens.cli.table import add_output, progress, render_table, room, warn, write
 from joblens.core.csv_cells import render_csv
 from joblens.core.errors import printable

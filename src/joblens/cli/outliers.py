@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from joblens.cli import source as sources
-from joblens.cli.job_choice import add_runs, check_limit, load_chosen
 from joblens.cli.jobs import add_filters
-from joblens.cli.source import choose_source, open_chosen
+from joblens.cli.source import add_runs, check_limit, choose_source, load_chosen, open_chosen
 from joblens.cli.table import add_output, render_table, room, warn, write
 from joblens.core.errors import UsageError, printable
 from joblens.reports.figures import (
