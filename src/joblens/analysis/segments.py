@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from calendar import isleap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -152,12 +153,8 @@ def _write(place: tuple[int, ...], form: str) -> str:
     return "".join(next(digits) if it.isdigit() else it for it in form)
 
 
-def _leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-
-
 def _length(year: int, month: int) -> int:
-    return 29 if month == 2 and _leap(year) else _DAYS_OF_MONTH[month - 1]
+    return 29 if month == 2 and isleap(year) else _DAYS_OF_MONTH[month - 1]
 
 
 def _days(year: int, month: int, day: int) -> int:

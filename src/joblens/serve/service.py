@@ -7,14 +7,12 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from joblens.api.lookup import Tsdb
 from joblens.api.source import AmbiguousError
-from joblens.api.store import Store
 from joblens.core.errors import JoblensError, OutsideError, ServerError, UsageError, sentence
 from joblens.core.log_limiter import LogLimiter
 from joblens.hub.auth import MungeQueue
@@ -105,7 +103,9 @@ class Service:
             may_gzip = accepts_gzip(request.headers)
             if route.policy in (JOBS, LIVE):
                 found = await self.pool.run(
-                    lambda store: encode(route.answer(question, self._bind(store, viewer, page)), may_gzip)
+                    lambda store: encode(
+                        route.answer(question, View(store, viewer, self.audit, page, self.tsdb)), may_gzip
+                    )
                 )
             else:
                 found = await self.pool.run_plain(lambda: encode(route.answer(question), may_gzip))
@@ -116,9 +116,6 @@ class Service:
         if key not in self._fixed:
             self._fixed[key] = encode(route.answer(question), may_gzip)
         return self._fixed[key]
-
-    def _bind(self, store: Store, viewer: Viewer, page: Any) -> View:
-        return View(store, viewer, self.audit, page, self.tsdb)
 
     async def _view(self, request: Request) -> Viewer:
         """Raises ApiError."""

@@ -110,7 +110,8 @@ class View:
     def series(self, id: str, query: SeriesQuery) -> SeriesPage:
         job = self._know(id, "/jobs/ID/series")
         if not is_visible(query.set, self._viewer, job.alone):
-            raise unknown("set", query.set, [it for it in self._store.sets(job.name) if self._shows(it, job)])
+            shown = [it for it in self._store.sets(job.name) if is_visible(it, self._viewer, job.alone)]
+            raise unknown("set", query.set, shown)
         columns, labels = _names(query.columns), _names(query.by)
         if not labels:
             found: dict[tuple[str, ...], Series] = {
@@ -120,9 +121,6 @@ class View:
             self._check_size(job, query, columns, labels)
             found = self._store.split(job.name, query.set, labels, columns, query.points)
         return SeriesPage([_item(labels, key, series) for key, series in found.items()])
-
-    def _shows(self, set_name: str, job: Known) -> bool:
-        return is_visible(set_name, self._viewer, job.alone)
 
     def _check_size(
         self, job: Known, query: SeriesQuery, columns: tuple[str, ...], labels: tuple[str, ...]

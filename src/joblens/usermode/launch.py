@@ -46,7 +46,10 @@ def plan(
     if how == "pbs" and SSH not in env:
         return [_pbs(tuple(hosts), env, hub, folder)]
     here = (socket.gethostname(), short_name())
-    return [_here(host, hub) if how == "here" or host in here else _ssh(host, env, hub) for host in hosts]
+    return [
+        Launch(_command(hub), (host,)) if how == "here" or host in here else _ssh(host, env, hub)
+        for host in hosts
+    ]
 
 
 def plan_again(how: str, job: str, hosts: Sequence[str], singly: bool, hub: str) -> list[Launch]:
@@ -147,10 +150,6 @@ def _ssh_words(host: str, env: Mapping[str, str]) -> tuple[str, ...]:
     given = shlex.split(env.get(SSH, "")) or ["ssh"]
     options = ["-T", "-oBatchMode=yes", f"-oConnectTimeout={_SSH_SECONDS}", "-oServerAliveInterval=15"]
     return (_program(given[0]), *given[1:], *options, "--", host)
-
-
-def _here(host: str, hub: str) -> Launch:
-    return Launch(_command(hub), (host,))
 
 
 def _program(name: str, elsewhere: str = "") -> str:

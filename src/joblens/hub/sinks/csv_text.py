@@ -70,7 +70,7 @@ class _Presence:
         self.node, self.cluster = batch.node, batch.cluster
         self._users = {(job.cluster, job.id): job for job in batch.jobs}
         told = [
-            (time_ns, self._jobs(entry))
+            (time_ns, [self.job(*map(str, key)) for key in entry.keys if key[1] != ""])
             for entry in batch.columns
             if entry.schema.set == "job" and entry.schema.labels == _OF_THE_JOB
             for time_ns in entry.times.tolist()
@@ -85,9 +85,6 @@ class _Presence:
         if not self._told:
             return self._others
         return self._told[max(bisect_right(self._times, time_ns) - 1, 0)] + self._others
-
-    def _jobs(self, entry: Columns) -> list[NodeJob]:
-        return [self.job(*map(str, key)) for key in entry.keys if key[1] != ""]
 
     def job(self, cluster: str, jobid: str, node: str) -> NodeJob:
         known = self._users.get((cluster, jobid))

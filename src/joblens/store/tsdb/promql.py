@@ -140,7 +140,8 @@ class Server:
         fields = {"Accept": "application/json"}
         if self._token_file:
             fields["Authorization"] = authorization(self._token_file)
-        client = self._idle.pop() if self._idle else self._connect()
+        new = not self._idle
+        client = Client(self._url, self._timeout, self._ca_file, _LARGEST) if new else self._idle.pop()
         if method == "GET":
             answer = client.get(f"{path}?{form}", fields)
         else:
@@ -151,9 +152,6 @@ class Server:
         if not answer.body and length.isdigit() and int(length) > _LARGEST:
             raise ServerError(f"the response is larger than {_LARGEST >> 20} MiB")
         return answer.status, answer.body
-
-    def _connect(self) -> Client:
-        return Client(self._url, self._timeout, self._ca_file, _LARGEST)
 
 
 def authorization(path: str) -> str:
