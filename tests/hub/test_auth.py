@@ -26,7 +26,7 @@ from joblens.core.config import split_url
 from joblens.core.errors import ConfigError, MalformedError
 from joblens.core.toml import Table, Value, parse_toml
 from joblens.hub import server
-from joblens.hub.auth import Munge, MungeRules, own_key, read_key
+from joblens.hub.auth import Munge, own_key, read_key
 from joblens.hub.pages import Pages
 from joblens.hub.receive import Receiver
 from joblens.hub.responses import Refused
@@ -740,7 +740,7 @@ def test_a_node_among_senders_of_junk(few_are_good: None) -> None:
     """From the same address come more that are none than can be checked: the node gets in all the same."""
 
     async def compete() -> None:
-        munge = Munge(MungeRules())
+        munge = Munge(HubSettings())
 
         async def send_junk() -> None:
             while True:
@@ -769,7 +769,7 @@ def test_more_credentials_than_may_wait(few_are_good: None) -> None:
         return 200
 
     async def send_many() -> list[int]:
-        munge = Munge(MungeRules())
+        munge = Munge(HubSettings())
         return await asyncio.gather(*(send(munge, number) for number in range(100)))
 
     found = asyncio.run(send_many())
@@ -786,9 +786,9 @@ def test_munge_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(Refused, match="munged does not respond"):
-        asyncio.run(Munge(MungeRules()).check("MUNGE:x:", "127.0.0.1"))
+        asyncio.run(Munge(HubSettings()).check("MUNGE:x:", "127.0.0.1"))
     pid = (tmp_path / "unmunge.pid").read_text().strip() if (tmp_path / "unmunge.pid").exists() else "0"
     assert not os.path.exists(f"/proc/{pid}/exe") or pid == "0"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(Refused, match="cannot run unmunge"):
-        asyncio.run(Munge(MungeRules()).check("MUNGE:x:", "127.0.0.1"))
+        asyncio.run(Munge(HubSettings()).check("MUNGE:x:", "127.0.0.1"))

@@ -228,7 +228,7 @@ def test_a_group_that_was_begun_is_not_dropped(tmp_path: Path, monkeypatch: pyte
     fleet_segment(place.journal, 6)
     clean(place.home, ["lake"], 0, gaps, lambda _: None)
     assert not list_sealed(place.journal)
-    assert gaps.of_sinks == 2
+    assert gaps.count["sink"] == 2
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:

@@ -353,11 +353,11 @@ def test_not_more_than_the_journal_may_have(tmp_path: Path) -> None:
     assert numbers(tmp_path) == [3, 4, 5]
     told = [json.loads(line) for line in (tmp_path / "gaps.jsonl").read_text().splitlines()]
     assert [(gap["segment"], gap["sinks"]) for gap in told] == [(1, ["csv"]), (2, ["csv", "lake"])]
-    assert gaps.of_sinks == 2
+    assert gaps.count["sink"] == 2
     assert len(said) == 2
     again = Gaps(tmp_path / "gaps.jsonl")
     again.of_segment(list_sealed(tmp_path / "journal")[0]._replace(number=2), ["csv"], size)
-    assert again.of_sinks == 2
+    assert again.count["sink"] == 2
     assert len((tmp_path / "gaps.jsonl").read_text().splitlines()) == 2
 
 
@@ -373,5 +373,5 @@ def test_a_cut_off_line_of_gaps(tmp_path: Path) -> None:
     """The next line does not begin behind it."""
     path = tmp_path / "gaps.jsonl"
     path.write_text('{"kind": "sink", "segment": 1}\n{"kind": "si')
-    assert Gaps(path).of_sinks == 1
+    assert Gaps(path).count["sink"] == 1
     assert path.read_text() == '{"kind": "sink", "segment": 1}\n'

@@ -67,15 +67,15 @@ def test_gaps_are_bounded(tmp_path: Path) -> None:
         gaps.save()
         gaps.of_segment(Segment(number, path), ["lake"], 5)
         assert path.stat().st_size <= 20_000
-    assert (gaps.of_nodes, gaps.of_sinks) == (300, 300)
+    assert (gaps.count["node"], gaps.count["sink"]) == (300, 300)
     again = Gaps(path, most_bytes=20_000)
-    assert (again.of_nodes, again.of_sinks) == (300, 300)
+    assert (again.count["node"], again.count["sink"]) == (300, 300)
     before = path.read_bytes()
     again.of_segment(Segment(299, path), ["lake"], 5)
     assert path.read_bytes() == before
     (tmp_path / "id").write_text("another")  # a journal that began anew has these numbers once more
     again.of_segment(Segment(299, path), ["lake"], 5)
-    assert again.of_sinks == 301
+    assert again.count["sink"] == 301
 
 
 @given(

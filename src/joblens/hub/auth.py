@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from joblens.core.errors import ConfigError, MalformedError, sentence
 from joblens.core.files import NO_ROOM, make_folder, publish_once, unfinished_name
 from joblens.hub.responses import Refused
+from joblens.hub.settings import HubSettings
 from joblens.wire.mac import FIELD, MUNGE, SCHEME, Head, Signer, digest_of, is_same, make_token, parse_head
 
 if TYPE_CHECKING:
@@ -196,16 +197,6 @@ class Known(NamedTuple):
     until: float
 
 
-class MungeRules(NamedTuple):
-    """Which credentials are accepted: settings of [hub]."""
-
-    uids: tuple[int, ...] = (0,)
-    any_host: bool = False
-    hosts: tuple[str, ...] = ()  # NODE=HOST: the host name in the credentials of a node
-    clusters: tuple[str, ...] = ()  # (): any
-    socket: str = ""
-
-
 class MungeQueue:
     """Credentials that wait to be decoded by munged."""
 
@@ -302,8 +293,8 @@ class Munge:
     """Valid credentials that munged has decoded. Each contains a key that only its sender knows: a captured
     credential is useless without it."""
 
-    def __init__(self, rules: MungeRules) -> None:
-        self._rules, self._queue = rules, MungeQueue(rules.socket)
+    def __init__(self, settings: HubSettings) -> None:
+        self._settings, self._queue = settings, MungeQueue(settings.munge_socket)
         self._known: dict[str, Known] = {}  # by digest
 
     def recall(self, credential: str) -> Known | None:
@@ -333,16 +324,16 @@ class Munge:
 
     def _check(self, sender: Sender, facts: Facts) -> None:
         """Apply the rules. Raises Refused, with the setting that would allow it."""
-        rules, node = self._rules, sender.node
-        if facts.uid not in rules.uids:
-            allowed = [*rules.uids, facts.uid]
+        rules, node = self._settings, sender.node
+        if facts.uid not in rules.munge_uids:
+            allowed = [*rules.munge_uids, facts.uid]
             words = f"the munge credential is of uid {facts.uid}, which may not send"
             raise Refused(403, "wrong munge user", f"{words}; hub.munge_uids = {allowed} would allow it")
-        if rules.clusters and sender.cluster not in rules.clusters:
+        if rules.munge_clusters and sender.cluster not in rules.munge_clusters:
             words = f"nodes of cluster {sender.cluster} may not send by munge"
             raise Refused(403, "wrong cluster", f"{words}: hub.munge_clusters does not name it")
         same = node.partition(".")[0] == facts.host.partition(".")[0]
-        if not same and not rules.any_host and f"{node}={facts.host}" not in rules.hosts:
+        if not same and not rules.munge_any_host and f"{node}={facts.host}" not in rules.munge_hosts:
             raise Refused(
                 403,
                 "wrong node",

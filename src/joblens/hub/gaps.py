@@ -76,19 +76,7 @@ class Gaps:
         found = self._lines.load()
         self._known = {hash(gap.identity()) for gap in found}  # numbers only: there can be very many
         self._unsaved: dict[int, AnyGap] = {}
-        self._count = self._lines.dropped + Counter(map(_kind, found))
-
-    @property
-    def of_nodes(self) -> int:
-        return self._count["node"]
-
-    @property
-    def of_sinks(self) -> int:
-        return self._count["sink"]
-
-    @property
-    def of_damaged(self) -> int:
-        return self._count["damage"]
+        self.count = self._lines.dropped + Counter(map(_kind, found))
 
     def of_node(self, header: Header) -> None:
         """Add the gaps that a batch reports. `save` writes them, for many nodes at once."""
@@ -125,7 +113,7 @@ class Gaps:
         self._lines.add(list(new.values()))
         if len(self._known) < _MOST_KNOWN:
             self._known |= new.keys()
-        self._count.update(map(_kind, new.values()))
+        self.count.update(map(_kind, new.values()))
         return True
 
 

@@ -107,16 +107,12 @@ def _ends(columns: Columns) -> list[int]:
 def describe(picked: bytes) -> list[LiveSet]:
     """Return the first and last tick of each set, nothing if the batch is malformed: the page is of all
     nodes."""
+    sets = []
     try:
-        return _describe(decode_columns(picked))
+        for columns in decode_columns(picked):
+            for tick in _ends(columns):
+                values = columns.values[tick].reshape(-1).tolist()
+                sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
     except (MalformedError, ArithmeticError, *WRONG):
         return []
-
-
-def _describe(found: list[Columns]) -> list[LiveSet]:
-    sets = []
-    for columns in found:
-        for tick in _ends(columns):
-            values = columns.values[tick].reshape(-1).tolist()
-            sets.append(describe_set(int(columns.times[tick]), columns.schema, columns.keys, values))
     return [item for item in sets if item]

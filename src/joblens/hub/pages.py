@@ -186,9 +186,9 @@ class Pages:
             journal.open_bytes,
             journal.sealed,
             self._connections(),
-            receiver.gaps.of_nodes,
-            receiver.gaps.of_sinks,
-            receiver.gaps.of_damaged,
+            receiver.gaps.count["node"],
+            receiver.gaps.count["sink"],
+            receiver.gaps.count["damage"],
             time.process_time_ns(),
         ]
 

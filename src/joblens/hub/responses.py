@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import NamedTuple
 
 from joblens.wire.mac import ANSWER, REFUSAL
 
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    411: "Length Required",
-    413: "Content Too Large",
-    426: "Upgrade Required",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 MALFORMED, TOO_LARGE = "malformed", "too large"  # reasons that are final: no hub will ever accept the batch
 
 
@@ -70,7 +56,7 @@ def render_response(
     if answer.retry:
         more += f"Retry-After: {max(math.ceil(min(answer.retry, 3600.0)), 1)}\r\n"
     head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     )
     return head.encode("latin-1") + (b"" if head_only else body)

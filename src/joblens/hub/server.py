@@ -25,7 +25,7 @@ from joblens.core.config import split_address
 from joblens.core.errors import ConfigError, OutsideError, ServerError, sentence
 from joblens.core.files import NO_ROOM, is_shared, make_folder
 from joblens.core.log_limiter import LogLimiter
-from joblens.hub.auth import Gate, Munge, MungeRules, own_key, read_key
+from joblens.hub.auth import Gate, Munge, own_key, read_key
 from joblens.hub.connection import Connection, Page
 from joblens.hub.gathering import GatheringLoop
 from joblens.hub.limits import Authenticated, Unauthenticated, place_of
@@ -325,14 +325,7 @@ def make_gate(settings: HubSettings, home: Path, made_key: str = "") -> Gate:
         key = read_key(settings.key_file) if settings.key_file else own_key(home, made_key)
     except OSError as error:
         raise OutsideError("cannot read or create the hub's key") from error
-    rules = MungeRules(
-        settings.munge_uids,
-        settings.munge_any_host,
-        settings.munge_hosts,
-        settings.munge_clusters,
-        settings.munge_socket,
-    )
-    return Gate(key, Munge(rules) if settings.munge else None)
+    return Gate(key, Munge(settings) if settings.munge else None)
 
 
 def load_tls(certificate: str, private_key: str, table: str = "hub") -> ssl.SSLContext | None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from joblens.core.config import JobsSettings
+from joblens.core.config import JobsSettings, parse_table
 from joblens.core.errors import ConfigError, MalformedError, printable, sentence
 from joblens.core.files import UNFINISHED, make_folder, write_quickly
 from joblens.core.lock import SUFFIX, open_lock
@@ -142,23 +142,15 @@ class GroupSink(Sink, Protocol):
 
 def check_options(name: str, table: Mapping[str, Value], path: str = "") -> tuple[str, Table]:
     """Return the kind of a sink and its options, from `[hub.sinks.NAME]`. Raises ConfigError."""
-    where = f"hub.sinks.{name}."
+    where = f"hub.sinks.{name}"
     if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii() or len(name) > 60:
         raise ConfigError(f"{name!r:.70} is not a valid name of a sink: use letters, digits, _ and -", path)
     kind = str(table.get("type", name))
     if kind not in KINDS:
-        raise ConfigError(f"{where}type is {kind!r:.60}, it can be {', '.join(KINDS)}", path)
-    known: Table = import_module(KINDS[kind]).Options()._asdict()
+        raise ConfigError(f"{where}.type is {kind!r:.60}, it can be {', '.join(KINDS)}", path)
     values = {key: value for key, value in table.items() if key != "type"}
-    for key, value in values.items():
-        if key not in known:
-            raise ConfigError(f"unknown setting {where}{key}. Known settings: {', '.join(known)}", path)
-        fits = type(value) is type(known[key]) or (isinstance(known[key], float) and type(value) is int)
-        if not fits:
-            raise ConfigError(
-                f"{where}{key} is {value!r:.60}, where one such as {known[key]!r} is needed", path
-            )
-    return kind, {**known, **values}
+    found: Table = parse_table(values, import_module(KINDS[kind]).Options(), path, where)._asdict()
+    return kind, found
 
 
 class Hurry:
