@@ -15,7 +15,9 @@ from joblens.record.report import ProcessUse
 from joblens.store.lake.columns import storable, stored_name
 from joblens.store.reader import (
     KEYS,
+    MEMORY,
     NO_LABELS,
+    PEAKS,
     SPAN_MARGIN,
     WAITING_FOR_DISK,
     Break,
@@ -28,11 +30,6 @@ from joblens.store.reader import (
 
 _DAY_NS = 86_400 * 10**9
 _WORD = 1 << 63
-_MOST = (
-    "user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes",
-    "run_delay_seconds",
-)  # fmt: skip
-_MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 
 
 class SamplesReader(Reader):
@@ -302,9 +299,9 @@ class _Use:
         self.command = layout.text(key, "command", self.command)
         if self.parent is None:
             self.parent = layout.number(key, "parent")
-        for name in _MOST:
+        for name in PEAKS:
             self._keep(name, layout.value(row, name))
-        anon, shmem = (layout.value(row, name) for name in _MEMORY)
+        anon, shmem = (layout.value(row, name) for name in MEMORY)
         self._keep("memory", None if anon is None or shmem is None else anon + shmem)
 
     def _keep(self, name: str, value: Number | None) -> None:
@@ -312,7 +309,7 @@ class _Use:
             self.most[name] = value
 
     def plain(self, pid: int, start: int, node: str) -> ProcessUse:
-        user, system, *whole = (self.most.get(name) for name in (*_MOST[:2], "memory", *_MOST[2:]))
+        user, system, *whole = (self.most.get(name) for name in (*PEAKS[:2], "memory", *PEAKS[2:]))
         *amounts, delay = whole
         memory, threads, read, written, files = map(_whole, amounts)
         return ProcessUse(

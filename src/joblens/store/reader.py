@@ -28,6 +28,12 @@ KEYS = frozenset("time pid start parent group session terminal uid tid state".sp
 NO_LABELS: Mapping[str, str] = {}
 SPAN_MARGIN = 60.0  # seconds: the last sample follows the end
 WAITING_FOR_DISK = 68  # the letter D of proc_pid_stat(5)
+# Columns of a process whose highest value is taken, and those whose sum is its memory.
+PEAKS = (
+    "user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes",
+    "run_delay_seconds",
+)  # fmt: skip
+MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 _NUMBERS = ("BIGINT", "DECIMAL", "DOUBLE", "HUGEINT", "INTEGER", "FLOAT")
 _SAMPLE = {"time": "TIMESTAMP_NS"} | dict.fromkeys(("cluster", "jobid", "node"), "VARCHAR")
 _NODE = "coalesce(node, '')"

@@ -92,9 +92,8 @@ class Files(list[Path]):
         if not lost or self._again is None:
             return None
         for folder in {path.parent for path in lost}:
-            with suppress(
-                OSError
-            ):  # A client of NFS lists a folder from its cache, unless it has changed it.
+            # A client of NFS lists a folder from its cache, unless it has changed it.
+            with suppress(OSError):
                 now_at(str(folder))
         return self._again()
 

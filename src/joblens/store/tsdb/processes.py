@@ -6,15 +6,10 @@ import math
 from collections.abc import Mapping
 
 from joblens.record.report import ProcessUse
-from joblens.store.reader import WAITING_FOR_DISK, Span
+from joblens.store.reader import MEMORY, PEAKS, WAITING_FOR_DISK, Span
 from joblens.store.tsdb.promql import QUERY_LABEL, PromSeries, duration, one_of, union
 from joblens.store.tsdb.series import Amount, JobSeries, window
 
-_MOST = (
-    "user_seconds", "system_seconds", "threads", "read_bytes", "written_bytes", "rss_file_bytes",
-    "run_delay_seconds",
-)  # fmt: skip
-_MEMORY = ("rss_anon_bytes", "rss_shmem_bytes")
 _MOST_STEPS = 120  # in which the first and the last sample of a process are searched
 _BY = "by (node, pid, start)"
 
@@ -25,7 +20,7 @@ def find_processes(series: JobSeries, span: Span, known: Mapping[str, str]) -> l
     """Return the use of each process. `known` maps columns of the set `process` to series."""
     if "threads" not in known:
         return []
-    wanted = {name: known[name] for name in (*_MOST, *_MEMORY, "state") if name in known}
+    wanted = {name: known[name] for name in (*PEAKS, *MEMORY, "state") if name in known}
     amount = series.amount(span, known["threads"])
     uses = _Uses()
     if amount.is_small(len(wanted)):
@@ -64,7 +59,7 @@ class _Use:
             self.samples += len(one.times)
         if column == "state":
             self.waiting += one.values.count(WAITING_FOR_DISK)
-        if column in _MOST:
+        if column in PEAKS:
             self.add_peak(column, max(one.values))
 
     def summary(self, node: str, pid: int, start: int) -> ProcessUse:
@@ -101,7 +96,7 @@ def _add_raw(uses: _Uses, series: JobSeries, span: Span, wanted: dict[str, str])
         for one in found[it]:
             if one.times:
                 uses.of(one.labels).add(name, one)
-    anonymous, shared = (found.get(wanted.get(name, ""), []) for name in _MEMORY)
+    anonymous, shared = (found.get(wanted.get(name, ""), []) for name in MEMORY)
     _add_memory(uses, anonymous, shared)
 
 
@@ -164,8 +159,8 @@ def _levels(series: JobSeries, span: Span, wanted: dict[str, str]) -> list[PromS
         for name, it in wanted.items()
         if name != "state" and not it.endswith("_total")
     }
-    memory = [most.pop(name) for name in _MEMORY if name in most]
-    if len(memory) == len(_MEMORY):
+    memory = [most.pop(name) for name in MEMORY if name in most]
+    if len(memory) == len(MEMORY):
         most["memory"] = " + ".join(memory)
     return series.instant(union({name: f"max {_BY} ({it})" for name, it in most.items()}), span)
 
