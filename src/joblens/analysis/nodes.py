@@ -145,9 +145,8 @@ def _node(
     times = sorted({*seen, *beats})
     holes = gaps(times, start, finish, max(3 * between, 0.5))
     if not seen and (len(beats) < _FEWEST_BEATS or _seconds(holes) > _FEW * (finish - start)):
-        return NodeSeries(
-            node, Series([], {}, {}, {}), [], times, holes
-        )  # a sample or two do not show that there was no job
+        # A sample or two do not show that there was no job.
+        return NodeSeries(node, Series([], {}, {}, {}), [], times, holes)
     idle = _idle_times(seen, beats, start, 1.5 * between)
     known = _continued(series or Series([], {}, {}, {}), breaks, idle)
     width = max((finish - start) / most, between)

@@ -12,9 +12,8 @@ from joblens.record.job import JobEnd, JobFacts
 from joblens.record.report import JobRecord, Window
 from joblens.store.reader import Reader, Span
 
-_KEPT = [
-    name for name in JobFacts.__struct_fields__ if name != "node"
-]  # that a record has under the same name
+# Those that a record has under the same name.
+_KEPT = [name for name in JobFacts.__struct_fields__ if name != "node"]
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 

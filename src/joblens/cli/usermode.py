@@ -87,9 +87,8 @@ def _start(options: argparse.Namespace, home: Home) -> int:
     if not 0 < options.wait <= _LONGEST_WAIT:
         raise UsageError(f"--wait is {options.wait:g}, it can be up to {_LONGEST_WAIT:g} s")
     allocation = find_allocation(os.environ, options.hosts)
-    plan(
-        allocation.how, allocation.job, allocation.hosts, os.environ
-    )  # check that its programs are installed
+    # Check that its programs are installed.
+    plan(allocation.how, allocation.job, allocation.hosts, os.environ)
     known = find_session(home, allocation.job) if allocation.job else find_own(list_sessions(home))
     if known is not None and known.is_held():
         _say(f"user mode is already running for job {known.job}")
@@ -138,9 +137,8 @@ def _job_file(allocation: Allocation, now: int, leader: int) -> JobFile | None:
     job = JobFile(allocation.job, allocation.cluster)
     if allocation.how == "flux":  # its brokers, or shells, start the job's tasks as they start our agents
         return job._replace(parent=True)
-    if (
-        not allocation.scheduler and allocation.how == "here"
-    ):  # this terminal or script, not all of the user's
+    # The processes of this terminal or script, not all of the user's.
+    if not allocation.scheduler and allocation.how == "here":
         return job._replace(start=now, session=leader)
     # All processes of the user on these hosts; PBS makes no cgroups.
     return job._replace(start=now) if allocation.scheduler in ("", "pbs") else None

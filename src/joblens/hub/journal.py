@@ -128,9 +128,8 @@ class Journal:
                 if not self._queue and not self._closing and not self._flushing:
                     self._wake.wait(self._until_seal())
                 closing, flushing, self._flushing = self._closing, self._flushing, False
-            if (
-                self._queue and not closing
-            ):  # many senders that come one by one share one question to the disk
+            # Many senders that come one by one share one question to the disk.
+            if self._queue and not closing:
                 time.sleep(max(self._asked + _PACE_SECONDS - time.monotonic(), 0.0))
             entries = self._take()
             if entries:

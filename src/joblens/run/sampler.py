@@ -243,9 +243,8 @@ def run_sampler(
 
 
 def _read_pid(control: int) -> int:
-    digits = b"".join(
-        iter(lambda: os.read(control, 1).strip(), b"")
-    )  # to the end of the line, or of the pipe
+    # To the end of the line, or of the pipe.
+    digits = b"".join(iter(lambda: os.read(control, 1).strip(), b""))
     return int(digits or 0)
 
 

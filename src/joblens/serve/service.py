@@ -67,9 +67,8 @@ class Service:
         """Return what the client gets. The reason of a failure is in the log only."""
         if isinstance(error, ApiError):
             return error
-        if isinstance(error, LookupError) and not isinstance(
-            error, (KeyError, IndexError)
-        ):  # these are defects
+        # A KeyError or an IndexError is a defect.
+        if isinstance(error, LookupError) and not isinstance(error, (KeyError, IndexError)):
             return ApiError(409 if isinstance(error, AmbiguousError) else 404, str(error.args[0]))
         if isinstance(error, ServerError):
             return ApiError(502, sentence(error))

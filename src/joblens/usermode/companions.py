@@ -73,9 +73,8 @@ def choose(wanted: str, settings: Settings) -> Tsdb | None:
     if "://" not in url:
         raise UsageError(f"--tsdb is {wanted!r:.60}: {PROMETHEUS}, {VICTORIAMETRICS} or a URL is needed")
     split_url(url, name="--tsdb")
-    if (
-        url.rstrip("/") != known.url.rstrip("/") or not known.url
-    ):  # a token is sent only to the server it is for
+    # A token is sent only to the server it is for.
+    if url.rstrip("/") != known.url.rstrip("/") or not known.url:
         known = TsdbSettings(url)
     return Tsdb(URL, known._asdict())
 

@@ -185,9 +185,8 @@ class _Nvidia:
         return self._as_reading(found)
 
     def _as_reading(self, found: Dict[str, _Found]) -> Reading:
-        devices = [
-            it if uuid in found else down(it) for uuid, card in self.known.items() for it in card
-        ]  # in the order of their first appearance
+        # In the order of their first appearance.
+        devices = [it if uuid in found else down(it) for uuid, card in self.known.items() for it in card]
         activity = {uuid: it for card in found.values() for uuid, it in card.activity.items()}
         self.gpm.keep(device.uuid for device in devices if device.values["up"])
         extras = as_extras(extra_rows(activity, self.xids.seen), self.extra_keys)

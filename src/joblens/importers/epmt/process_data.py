@@ -527,9 +527,8 @@ def _numbers(cells: Sequence[str], count: int = 0) -> Numbers:
         except DeprecationWarning:
             raise ValueError("not a number") from None
     most = numpy.iinfo(numpy.int64)
-    if (
-        len(found) != count or int(found.max()) == most.max or int(found.min()) <= -most.max
-    ):  # too large for 64 bits
+    # Too large for 64 bits.
+    if len(found) != count or int(found.max()) == most.max or int(found.min()) <= -most.max:
         raise ValueError("not a number of 64 bits")
     return found
 
