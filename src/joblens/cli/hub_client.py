@@ -15,6 +15,7 @@ from joblens.core.config_files import load_layers
 from joblens.core.errors import JoblensError, ServerError, UsageError, sentence
 from joblens.core.json_file import parse_json
 from joblens.hub.settings import is_loopback
+from joblens.wire.credentials import bearer
 from joblens.wire.peers import listeners
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def ask(place: Place, path: str) -> Any:
         except OSError as error:
             raise UnreachableError(f"cannot reach {place.what} at {place.name}: {sentence(error)}") from None
         _check_listeners(place)
-        connection.request("GET", place.url.path + path, headers=_headers(place))
+        connection.request("GET", place.url.path + path, headers=bearer(place.token_file))
         answer = connection.getresponse()
         body = answer.read(_LARGEST)
         if answer.status in _NOT_ALLOWED:
@@ -214,10 +215,3 @@ def _check_listeners(place: Place) -> None:
             f"{place.name}: the process at that port belongs to uid {uid}, so that the token of the settings "
             "is not sent; if it is the right one, use --token-file"
         )
-
-
-def _headers(place: Place) -> dict[str, str]:
-    if not place.token_file:
-        return {}
-    with open(place.token_file, encoding="latin-1") as file:  # the encoding of a header
-        return {"Authorization": f"Bearer {file.read(4096).strip()}"}

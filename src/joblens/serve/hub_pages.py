@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from joblens.core.config import Url
 from joblens.core.errors import ServerError, sentence
 from joblens.core.json_file import parse_json
+from joblens.wire.credentials import bearer
 from joblens.wire.http_client import Client
 
 _KEPT_SECONDS = 2.0
@@ -92,15 +93,9 @@ class HubPages:
         try:
             client = Client(self._url, _TIMEOUT, self._ca_file, _LARGEST, whole_timeout=_TIMEOUT)
             with closing(client):
-                answer = client.get(path, self._headers())
+                answer = client.get(path, bearer(self._token_file))
             if answer.status != 200:
                 return ServerError(f"{self._name} answers {answer.status}")
             return parse_json(answer.body)
         except (OSError, ServerError, ValueError, RecursionError) as error:
             return ServerError(f"{self._name} does not answer: {sentence(error)}")
-
-    def _headers(self) -> dict[str, str]:
-        if not self._token_file:
-            return {}
-        with open(self._token_file, encoding="latin-1") as file:  # the encoding of a header
-            return {"Authorization": f"Bearer {file.read(4096).strip()}"}

@@ -33,6 +33,14 @@ def read_token(path: str) -> Optional[bytes]:
     return token
 
 
+def bearer(path: Optional[str]) -> Dict[str, str]:
+    """Return the header with the token of a reader of pages; without a file, none."""
+    if not path:
+        return {}
+    with open(path, encoding="latin-1") as file:  # the encoding of a header
+        return {"Authorization": f"Bearer {file.read(4096).strip()}"}
+
+
 class Proof:
     """Authenticates requests to the hub. Used by one thread only."""
 
