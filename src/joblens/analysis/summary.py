@@ -130,7 +130,7 @@ def summarise(
         nodes=nodes,
         steps=steps,
         timeline=whole.points,
-        processes=_choose(samples, finish if has_end else None),
+        processes=samples.choose(finish if has_end else None),
         gpus=gpus,
         energy=energy,
         traffic=find_traffic(reader, samples.around),
@@ -163,10 +163,6 @@ def _completeness(samples: _Samples, finish: float, reader: Reader) -> Completen
     return Completeness(counts, only.name_inexact(), list(unlisted.problems))
 
 
-def _choose(samples: _Samples, end: float | None) -> list[ProcessUse]:
-    return choose_processes(samples.merged, end) if samples.only is None else samples.only.choose(end)
-
-
 class _Samples(NamedTuple):
     """Samples of a job, or of the requested part of it."""
 
@@ -184,9 +180,11 @@ class _Samples(NamedTuple):
     def is_captured(self) -> bool:
         return self.only is not None or self.merged is not self.processes
 
+    def choose(self, end: float | None) -> list[ProcessUse]:
+        return choose_processes(self.merged, end) if self.only is None else self.only.choose(end)
 
-def _all(samples: _Samples) -> list[ProcessUse]:
-    return samples.merged if samples.only is None else samples.only.as_list()
+    def as_list(self) -> list[ProcessUse]:
+        return self.merged if self.only is None else self.only.as_list()
 
 
 def _collect(
@@ -236,7 +234,7 @@ def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) ->
     )
     if samples.is_captured:
         used.unsampled_seconds = find_unsampled(
-            used.cpu_seconds, exact, _all(samples) if exact else [], facts.interval, whole.finish
+            used.cpu_seconds, exact, samples.as_list() if exact else [], facts.interval, whole.finish
         )
         used.short_seconds = sum(cpu_of(it) or 0.0 for it in samples.merged if it.exact and not it.looks)
         raise_delay(used, _summed_delay(samples))

@@ -31,6 +31,7 @@ _OPERATION_SORTS: dict[str, Callable[[Any], float]] = {
 }
 _IN_ORDER = ("tree", "gantt")  # of start
 _LONGEST_BAR, _SHORTEST_BAR, _BESIDE_BAR = 60, 20, 45  # columns; cells of a table have 60
+_PROCESS_HEAD = ("pid", "command", "took", "CPU", "memory", "ended")
 _LEAST_OF_NAME = 36  # columns of a name, before others are dropped
 _INDENT, _DEEPEST = "· ", 12  # what is deeper is indented no further
 
@@ -171,12 +172,7 @@ def _processes(source: JobSource, options: argparse.Namespace) -> _View:
 
     table = _table(source, options, EndedProcess)
     rows = _sorted(table, options, options.sort or "cpu")
-    head = ("pid", "command", "took", "CPU", "memory", "ended")
-
-    def cells(it: EndedProcess) -> tuple[str, ...]:
-        return (str(it.pid), _title(it), *_figures(it), _end(it))
-
-    return _View(rows, len(table), head, cells, (1, 5), 1)
+    return _View(rows, len(table), _PROCESS_HEAD, _process_cells, (1, 5), 1)
 
 
 def _tree(source: JobSource, options: argparse.Namespace) -> _View:
@@ -187,13 +183,11 @@ def _tree(source: JobSource, options: argparse.Namespace) -> _View:
     places, all_depths = in_tree_order(table)
     rows = table.rows(places[: _limit(options, len(table))])
     depths = {id(it): depth for it, depth in zip(rows, all_depths)}
-    head = ("pid", "command", "took", "CPU", "memory", "ended")
 
     def cells(it: EndedProcess) -> tuple[str, ...]:
-        indent = _INDENT * min(depths[id(it)], _DEEPEST)
-        return (str(it.pid), indent + _title(it), *_figures(it), _end(it))
+        return _process_cells(it, _INDENT * min(depths[id(it)], _DEEPEST))
 
-    return _View(rows, len(table), head, cells, (1, 5), 1, all_depths[: len(rows)])
+    return _View(rows, len(table), _PROCESS_HEAD, cells, (1, 5), 1, all_depths[: len(rows)])
 
 
 def _gantt(source: JobSource, options: argparse.Namespace) -> _View:
@@ -282,8 +276,9 @@ def _title(process: EndedProcess) -> str:
     return (program.rpartition("/")[2] or program) + blank + rest
 
 
-def _figures(process: EndedProcess) -> tuple[str, str, str]:
-    return _time(_duration(process)), _time(process.cpu_seconds), _bytes(process.memory_peak_bytes)
+def _process_cells(it: EndedProcess, indent: str = "") -> tuple[str, ...]:
+    took, cpu, memory = _time(_duration(it)), _time(it.cpu_seconds), _bytes(it.memory_peak_bytes)
+    return (str(it.pid), indent + _title(it), took, cpu, memory, _end(it))
 
 
 def _time(seconds: float | None) -> str:

@@ -54,7 +54,7 @@ class Node:
 
 
 class Nodes:
-    def __init__(self, rate: float, burst: float) -> None:
+    def __init__(self, burst: float) -> None:
         self._burst = burst
         self._nodes: dict[tuple[str, str], Node] = {}
         self._checked = time.monotonic()

@@ -51,7 +51,7 @@ class Receiver:
         )
         self.gaps = Gaps(home / "gaps.jsonl", log)
         self.clocks = Clocks(home / "clocks.jsonl", log)
-        self.nodes = Nodes(settings.rate_bytes, settings.burst_bytes)
+        self.nodes = Nodes(settings.burst_bytes)
         self.room = Room(settings.queue_bytes, max(settings.queue_bytes // 2, settings.batch_bytes))
         # After a restart the gaps in a repeat are recorded again, so that its body is read. Anyone can repeat
         # requests that were captured: these are no reason to refuse new batches.
