@@ -138,6 +138,14 @@ def size_of(path: Union[str, os.PathLike[str]]) -> int:
         return 0
 
 
+def changed_at(path: Union[str, os.PathLike[str]], default: float = 0.0) -> float:
+    """Return when a file or folder last changed, the default if it is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return default
+
+
 def sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from joblens.core.files import list_names, size_of
+from joblens.core.files import changed_at, list_names, size_of
 from joblens.hub.cursors import read_cursor
 from joblens.hub.damage import acknowledged_size, describe, load_damage
 from joblens.hub.gaps import Gaps
@@ -28,23 +28,16 @@ class Changes:
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._times: list[int] = []
+        self._times: list[float] = []
         self._changed = self._cleaned = -math.inf  # monotonic times
 
     def is_due(self, now: float) -> bool:
-        times = [_changed_ns(folder) for folder in self._folders]
+        times = [changed_at(folder) for folder in self._folders]
         if times != self._times:
             self._times, self._changed = times, now
         due = now - self._changed < _SAME_TIME or now - self._cleaned > _CLEANED_ANYWAY
         self._cleaned = now if due else self._cleaned
         return due
-
-
-def _changed_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 class Lag(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import UNFINISHED, list_names, now_at
+from joblens.core.files import UNFINISHED, changed_at, list_names, now_at
 from joblens.store import ingest, records
 from joblens.store.catalog.heads import load_heads, make_head, remove_heads
 from joblens.store.home import Home
@@ -160,6 +160,4 @@ def _remove(path: Path) -> None:
 
 
 def _is_old(path: Path, now: float) -> bool:
-    with suppress(FileNotFoundError):
-        return now - path.stat().st_mtime > GRACE_SECONDS
-    return False
+    return now - changed_at(path, now) > GRACE_SECONDS

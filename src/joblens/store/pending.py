@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joblens.core.errors import MalformedError, OutsideError, sentence
-from joblens.core.files import list_names, sync_folder
+from joblens.core.files import changed_at, list_names, sync_folder
 from joblens.core.lock import SUFFIX, open_lock, take_lock
 from joblens.core.model import Sample
 from joblens.store import ingest
@@ -111,7 +111,7 @@ def _settle_oldest(home: Home) -> None:
     from joblens.store.lake.lake import Lake
 
     lake, done = Lake(home.lake), 0
-    for folder in sorted(ingest.folders(home.waiting), key=_changed):
+    for folder in sorted(ingest.folders(home.waiting), key=changed_at):
         try:
             settle(lake, folder)
         except MalformedError:
@@ -121,10 +121,3 @@ def _settle_oldest(home: Home) -> None:
         done += 1
         if done == _AT_ONCE:
             return
-
-
-def _changed(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from joblens.core.errors import MalformedError
-from joblens.core.files import UNFINISHED, list_names, sync_folder
+from joblens.core.files import UNFINISHED, changed_at, list_names, sync_folder
 from joblens.core.json_file import parse_json
 from joblens.core.named_tuple import NamedTuple
 
@@ -225,7 +225,7 @@ def remove_replaced(folder: Path, now: float) -> None:
     """
     names = list_names(str(folder))
     manifests, problems = _load_manifests(folder, names)
-    old = {name for name in names if now - _changed(folder / name, now) > GRACE_SECONDS}
+    old = {name for name in names if now - changed_at(folder / name, now) > GRACE_SECONDS}
     known = {name for manifest in manifests for name in manifest.replaces}.union(names)
     replaced = {name for it in manifests if it.files.keys() <= known for name in it.replaces}
     closed = _keys(replaced)
@@ -254,10 +254,3 @@ def _remove_manifests(folder: Path, useless: list[Manifest]) -> None:
     for manifest in useless:
         if not any((folder / name).exists() for name in manifest.replaces):
             (folder / manifest.name).unlink(missing_ok=True)
-
-
-def _changed(path: Path, otherwise: float) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return otherwise

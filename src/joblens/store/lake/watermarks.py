@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from joblens.core.files import changed_at
 from joblens.store.lake.folder import is_of_hub, list_folder
 from joblens.store.lake.lake import Files, Lake
 
@@ -66,10 +68,7 @@ class Unread:
         return rows
 
     def _is_recent(self, path: Path) -> bool:
-        try:
-            return path.stat().st_mtime > self._since
-        except FileNotFoundError:
-            return True  # what is gone is listed again
+        return changed_at(path, math.inf) > self._since  # what is gone is listed again
 
 
 class Arrivals:
