@@ -14,7 +14,6 @@ Of a finished session only session.json, lock and log remain.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from joblens.core.errors import MalformedError, OutsideError
 from joblens.core.files import write_quickly
+from joblens.core.lock import take_lock
 from joblens.core.process import ProcessId, find_live, identify
 from joblens.store.home import Home
 from joblens.usermode.state import ENDED, FINISHED, SessionState, parse_state
@@ -79,13 +79,8 @@ class Session:
         """Let one process at a time finish the session. Raises OutsideError if another one does."""
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            raise OutsideError("another command is finishing this session") from None
-        except OSError:  # a file system without locks
-            pass
-        try:
+            if not take_lock(file):
+                raise OutsideError("another command is finishing this session")
             yield
         finally:
             os.close(file)
