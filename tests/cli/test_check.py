@@ -50,12 +50,11 @@ def test_what_is_missing_is_named(
     monkeypatch.setenv("JOBLENS_HOME", str(tmp_path / "file" / "store"))
     monkeypatch.setattr(library, "LIBRARY", str(tmp_path / "none.so"))
     assert main(["check"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("✗ store          cannot create the store ")
-    assert lines[1].endswith("→ set JOBLENS_HOME to a folder that you can write to")
-    assert lines[2].startswith("? library        the library is missing")
-    assert lines[3].endswith("→ install a C compiler, then reinstall joblens")
-    assert "? run            needs the library" in lines
+    shown = capsys.readouterr().out
+    assert shown.startswith("✗ store          cannot create the store")
+    assert "→ set JOBLENS_HOME to a folder that you can write to\n? library        the library is m" in shown
+    assert "→ install a C compiler, then reinstall joblens\n" in shown
+    assert "\n? run            needs the library\n" in shown
     monkeypatch.setenv("COLUMNS", "50")
     assert main(["check"]) == 1
     narrow = capsys.readouterr().out
@@ -71,4 +70,5 @@ def test_a_store_for_everybody_fails(
     monkeypatch.setattr(library, "LIBRARY", str(tmp_path / "none.so"))
     tmp_path.chmod(0o755)
     assert main(["check"]) == 1
-    assert f"{tmp_path} is accessible to all users (mode 755)" in capsys.readouterr().out
+    shown = "".join(capsys.readouterr().out.split())  # the path may be wrapped
+    assert f"{tmp_path}isaccessibletoallusers(mode755)" in shown

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from joblens.collectors.process import native_scan
 from joblens.collectors.process.collector import _KEPT, _SCHEDULED, PROCESS, _Process, _Processes, processes
 from joblens.core import counter_file
+from joblens.core.errors import MalformedError
 from joblens.core.host import Host
 from native_library import load_native
 
@@ -215,6 +216,16 @@ def test_another_cgroup(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
         both.fast()
     assert "proc/10/cgroup" in used
     assert {path.rpartition("/")[2] for path in used} == {"cgroup"}
+
+
+def test_a_file_that_cannot_be_parsed(both: Both) -> None:
+    """It is an error at each scan, not only at the first one after which it has not changed."""
+    for _ in range(SETTLED):
+        both.agree()
+    stat = both.root / "proc/11/stat"
+    both.write("proc/11/stat", stat.read_bytes().replace(b") S 1 ", b") S kB1 "))
+    for _ in range(20):
+        assert both.agree()[0] is MalformedError  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("flags", "found"), [(b"4202564", "/job_1"), (b"4202560", "/")])

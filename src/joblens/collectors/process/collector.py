@@ -473,7 +473,6 @@ class _Table:
         identity = (stat.name, uid, fields[19], *fields[1:5])
         if identity == process.identity and process.again_in >= 0 and old and not may_be_stepd(old):
             return old
-        process.identity = identity
         parent, group, session, terminal = map(int, fields[1:5])
         if old is None or stat.name != process.stat_name:
             name, process.stat_name = stat.name.decode("utf-8", "replace"), stat.name
@@ -488,6 +487,7 @@ class _Table:
         else:
             name, command, cgroup = old.name, old.command, old.cgroup
         pid, start = int(process.path[5:]), int(fields[19])
+        process.identity = identity  # not before all of it could be parsed
         key = ProcessKey(pid, start, parent, group, session, terminal, uid, name, command, cgroup)
         if key != old:
             process.key = old = key
