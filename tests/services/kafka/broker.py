@@ -96,14 +96,22 @@ class Broker:
 
 
 def answers(address: str) -> bool:
-    from confluent_kafka import KafkaException
+    """Whether topics can be created: not yet while the broker lists them, but knows no controller. A client
+    that asks for one meanwhile waits until its own timeout."""
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
 
     try:
         client = AdminClient({"bootstrap.servers": address, "log_level": 0, "socket.timeout.ms": 2000})
-        return bool(client.list_topics(timeout=2).brokers)
-    except KafkaException:
+        if client.list_topics(timeout=2).controller_id < 0:
+            return False
+        client.create_topics([NewTopic("ready", 1)], request_timeout=2)["ready"].result(4)
+    except TimeoutError:
         return False
+    except KafkaException as error:
+        return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
+    return True
 
 
 class MockBroker:

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from joblens.core.model import ABSENT, COUNTER, GAUGE, Column, Rows, Sample, Schema
 from joblens.hub.segments import Segment, pack_record
 from joblens.wire.batch import Batch
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_for
 
 CPU = Schema("cpu", ("cpu",), (Column("user_seconds", COUNTER, "", 1, 100), Column("switches", COUNTER, "")))
 JOB = Schema(
@@ -46,7 +46,12 @@ def write_segment(journal: Path, number: int, batches: list[bytes], received_ns:
 
 
 def read_topic(address: str, topic: str, isolation: str = "read_committed") -> Iterator[Message]:
-    """All that is in it now, partition by partition in order."""
+    """All that is in it now, partition by partition in order. A transaction that has been committed is on its
+    way to the partitions for a moment: the end for those who read finished ones is still before it."""
+    if isolation == "read_committed":
+        ends = Ends(address, topic)
+        wait_for("the end of transactions", lambda: not ends.unfinished())
+        ends.close()
     consumer = Consumer(
         {
             "bootstrap.servers": address,
