@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # More than a small machine has cores, because many tests mostly wait for other programs.
-WORKERS ?= 6
+WORKERS ?= 7
 # `make fuzz`: seconds per target; targets (default: all).
 SECONDS ?= 60
 TARGETS ?=
@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py src/joblens/capture/preload.c 
 
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the packages for tests and benchmarks into $(VENV) …"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --group dev --group bench
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --group dev --group bench
 	@touch $@
 
 install: $(VENV)/.installed ## install joblens into .venv

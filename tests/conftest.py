@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 # On a busy machine an example takes as long as it takes. `make fuzz` tries far more of them.
 settings.register_profile(
-    "patient", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    "patient", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
 

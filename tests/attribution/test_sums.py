@@ -115,8 +115,9 @@ def test_shared_memory_counts_once(tmp_path: Path) -> None:
 def test_counting_shares_is_not_repeated_at_once(tmp_path: Path) -> None:
     """Counting takes a hundredth of the time; until a process is counted again its share follows RSS."""
     host = Host(make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP}))
-    ticks = iter([0, 0, 1, 1, 2, 50, 210, 210, 211, 211, 212])
-    memory = SharedMemory(host, lambda: next(ticks) / 1000)
+    times = iter([0, 0, 1, 1, 2, 50, 210, 210, 211, 211, 212])
+    cpu_times = iter([0, 1, 1, 2, 2, 3, 3, 4])
+    memory = SharedMemory(host, lambda: next(times) / 1000, lambda: next(cpu_times) / 1000)
 
     def measure(kib: int) -> int:
         values = [0] * len(PROCESS.columns)
@@ -149,7 +150,7 @@ def test_what_stays_the_same_is_counted_seldom(tmp_path: Path) -> None:
     """Each time later, up to a minute; one that grows, or whose share changes, as soon as may be."""
     root = make_machine(tmp_path, {"proc/1/smaps_rollup": ROLLUP, "proc/2/smaps_rollup": ROLLUP})
     host = Counting(root)
-    memory = SharedMemory(host, lambda: host.now)
+    memory = SharedMemory(host, lambda: host.now, lambda: host.now)
 
     def measure(kib: int, seconds: int) -> tuple[int, int]:
         """How often was counted in that time, and what is known at its end."""
@@ -176,6 +177,33 @@ def test_what_stays_the_same_is_counted_seldom(tmp_path: Path) -> None:
     assert 2 < counts < 20
 
 
+class Preempted(Host):
+    """A busy machine where counting takes a millisecond of CPU time and a second."""
+
+    now = 0.0
+    cpu = 0.0
+
+    def read_once(self, path: str) -> bytes:
+        self.now += 1.0
+        self.cpu += 0.001
+        return super().read_once(path)
+
+
+def test_a_busy_node_is_not_counted_less_often(tmp_path: Path) -> None:
+    host = Preempted(make_machine(tmp_path, {f"proc/{pid}/smaps_rollup": ROLLUP for pid in (1, 2)}))
+    memory = SharedMemory(host, lambda: host.now, lambda: host.cpu)
+    values = [0] * len(PROCESS.columns)
+    values[PROCESS.position("rss_anon_bytes")] = 2300
+    processes = [(ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/"), values) for pid in (1, 2)]
+    memory.measure(processes)
+    for pid in (1, 2):
+        (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"2150 kB"))
+    host.now += 1.0
+    found = memory.measure(processes)
+    assert found is not None
+    assert found.bytes == 2 * 2300 * 1024
+
+
 class Slow(Host):
     """A machine where counting takes its time: 70 ms for each process, as for some GiB."""
 
@@ -193,7 +221,7 @@ class Slow(Host):
 def test_a_newcomer_may_share(tmp_path: Path) -> None:
     """When another process comes or goes, those that have stayed the same for long are counted soon again."""
     host = Counting(make_machine(tmp_path, {f"proc/{pid}/smaps_rollup": ROLLUP for pid in (1, 2, 3)}))
-    memory = SharedMemory(host, lambda: host.now)
+    memory = SharedMemory(host, lambda: host.now, lambda: host.now)
     values = [0] * len(PROCESS.columns)
     values[PROCESS.position("rss_anon_bytes")] = 2300
 
@@ -217,7 +245,7 @@ def test_many_large_processes(tmp_path: Path) -> None:
     values[PROCESS.position("rss_anon_bytes")] = 2300
     processes = [(ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/"), values) for pid in range(1, 129)]
     host = Slow(str(tmp_path))
-    memory = SharedMemory(host, lambda: host.now)
+    memory = SharedMemory(host, lambda: host.now, lambda: host.now)
     spent = []
     for scan in range(240):
         host.now = scan * 5.0

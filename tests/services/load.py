@@ -62,7 +62,7 @@ class Gate:
 def unseen_children() -> None:
     stage()
     for _ in range(4):
-        pids = [fork(lambda: burn(0.4)) for _ in range(2)]
+        pids = [fork(lambda: burn(0.2)) for _ in range(2)]
         for pid in pids:
             os.waitpid(pid, 0)
     stage()
@@ -70,7 +70,7 @@ def unseen_children() -> None:
 
 def short_children() -> None:
     stage()
-    for _ in range(150):
+    for _ in range(75):
         pids = [fork(lambda: burn(0.01)) for _ in range(2)]
         for pid in pids:
             os.waitpid(pid, 0)
@@ -84,7 +84,7 @@ def daemon() -> None:
         os.setsid()
         left.open()
         may_burn.wait()
-        burn(2.0)
+        burn(1.0)
         write_down()
         burnt.open()
         may_end.wait()
@@ -106,7 +106,7 @@ def daemon() -> None:
     stage()
     may_end.open()
     ends.wait()
-    burn(1.0)
+    burn(0.5)
     stage()
 
 
@@ -115,7 +115,7 @@ def ignored_children() -> None:
     burnt, may_end = Gate(), Gate()
 
     def child() -> None:
-        burn(0.8)
+        burn(0.4)
         write_down()
         burnt.open()
         may_end.wait()
@@ -131,7 +131,7 @@ def ignored_children() -> None:
     try:
         os.wait()  # comes back when the last one is gone, with nothing to tell
     except ChildProcessError:
-        burn(1.0)
+        burn(0.5)
         stage()
 
 

@@ -1,11 +1,12 @@
 """Memory of a group of processes, with shared memory counted once.
 
 One process: its anonymous and shared memory. Several: the sum of their proportional set sizes (PSS), for
-which the kernel walks all pages. That takes 10 to 40 ms per GiB, so it is limited to a hundredth of a core;
-in between the share of a process follows its RSS. A process with the same share as before is measured again
-after four times the interval, up to a minute, while its RSS stays about the same and no other process
-starts, ends or changes its share, with which it may share memory. Processes that were never measured are,
-with at most a twentieth of a core: on a node with much memory in use that takes minutes.
+which the kernel walks all pages. That takes 10 to 40 ms per GiB, so it is limited to a hundredth of a core,
+by CPU time, so that a busy node does not make it rarer; in between the share of a process follows its RSS. A
+process with the same share as before is measured again after four times the interval, up to a minute, while
+its RSS stays about the same and no other process starts, ends or changes its share, with which it may share
+memory. Processes that were never measured are, with at most a twentieth of a core: on a node with much
+memory in use that takes minutes.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ class _Share(NamedTuple):
 
 
 class SharedMemory:
-    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: Host,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.host = host
-        self.clock = clock
+        self.clock, self.cpu_clock = clock, cpu_clock
         self._shares: Dict[Tuple[int, int], _Share] = {}
         self._paid = -float("inf")  # the time from which another measurement is within the budget
 
@@ -84,10 +90,10 @@ class SharedMemory:
         self, key: ProcessKey, size: int, before: Optional[_Share]
     ) -> Tuple[Optional[_Share], float]:
         """Return the current share, and the time after measuring."""
-        begin = self.clock()
+        begin, cpu = self.clock(), self.cpu_clock()
         pss = read_pss(self.host, key.pid)
+        cost = self.cpu_clock() - cpu
         end = self.clock()
-        cost = end - begin
         self._paid = max(self._paid, begin - _STRETCH * _FIRST_REST_RATIO) + cost * _FIRST_REST_RATIO
         if pss is None:
             return before, end

@@ -19,7 +19,7 @@ from .watch import RESIDENT, Watch
 from .work import burn, need_perl, wait_for_no_processes
 
 # Seconds of CPU time: each node another.
-WORK = {"c1": 1.0, "c2": 2.5, "c3": 4.0}
+WORK = {"c1": 0.6, "c2": 1.2, "c3": 1.8}
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ def test_everyone_sees_what_they_may(lab: Lab, watch: Watch) -> None:
     site = Site(lab)
     with watch.running(RESIDENT), site.running():
         jobs = {
-            lab.submit(user, burn(2, 50, until=OVER), "--nodelist=c1", "--mem=1G", *more): user
+            lab.submit(user, burn(0.5, 50, until=OVER), "--nodelist=c1", "--mem=1G", *more): user
             for user, *more in (("userA",), ("userB",), ("userB", "--account=physics"))
         }
         first, second, third = jobs

@@ -17,13 +17,13 @@ from programs import need
 from waiting import wait_for
 
 from .lab import NODES, USERS, Lab
-from .machines import SWITCH, Machine
+from .machines import SWITCH, Machine, Result
 from .user_mode import HEAD, LEFT, UserMode
 from .work import compile_ranks, need_perl, wait_for_no_processes
 
 USER, OTHER = "userA", "userB"
 SETTINGS = "joblens.toml"
-SECONDS, MIB = 2, 60  # of CPU time and memory, for each rank
+SECONDS, MIB = 1.2, 60  # of CPU time and memory, for each rank
 RESULT = f"3 ranks have {(1 + 2 + 3) * MIB} together\n"
 INTERVAL = 1.0
 EMBEDDED, PROMETHEUS, VICTORIAMETRICS = "", "prometheus", "victoriametrics"
@@ -125,10 +125,18 @@ class Stores:
         os.chown(path, USERS[USER], USERS[USER])
 
     def from_lake(self, job: str, *words: str) -> Any:
-        settings, at = f"{self.lab.folder}/home/{USER}/{SETTINGS}", self.lab.nodes[HEAD]
-        done = self.mode.joblens(USER, "job", job, "--json", *words, at=at, JOBLENS_CONFIG=settings)
+        done = self._ask(job, *words)
         assert done.code == 0, done
         return json.loads(done.out)
+
+    def has_samples(self, job: str, where: str, samples: int) -> bool:
+        """Whether a server lists all that it has received: it does so a moment later."""
+        done = self._ask(job, "--store", where)
+        return done.code == 0 and json.loads(done.out)["data"]["samples"] == samples
+
+    def _ask(self, job: str, *words: str) -> Result:
+        settings, at = f"{self.lab.folder}/home/{USER}/{SETTINGS}", self.lab.nodes[HEAD]
+        return self.mode.joblens(USER, "job", job, "--json", *words, at=at, JOBLENS_CONFIG=settings)
 
     @contextmanager
     def server(self, machine: Machine, kind: str, where: str, data: str, *more: str) -> Iterator[str]:
@@ -339,7 +347,7 @@ def test_a_server_that_is_there(stores: Stores) -> None:
         record = mode.record(USER, job)
         assert record["data"]["problems"] == []
         samples = record["data"]["samples"]
-        wait_for("all samples", lambda: stores.from_store(job, "tsdb")["data"]["samples"] == samples)
+        wait_for("all samples", lambda: stores.has_samples(job, "tsdb", samples))
         other = stores.from_store(job, "tsdb")
     assert_alike(record, other, 0.1)
     check_marks(other)

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.xdist_group("cgroups")
 
 NODE = "c1"
 _GROUPS = Path("/sys/fs/cgroup")
-LOOP = "perl -e '$end = time + 10; while (time < $end) {}'"
-SLEEP = "perl -e '$x += $_ for 1 .. 1000000; sleep 9'"
+LOOP = "perl -e '$end = time + 7; while (time < $end) {}'"
+SLEEP = "perl -e '$x += $_ for 1 .. 1000000; sleep 6'"
 GREEDY = "perl -e '$size = 600 << 20; sleep 2; $x = \"x\" x $size'"
 WAIT = "until [ -e go ]; do sleep 0.1; done"  # until it is in a group with a quota
 LEAVE = "(trap '' TERM; exec sleep 300) & sleep 2"
