@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # More than a small machine has cores, because many tests mostly wait for other programs.
-WORKERS ?= 7
+WORKERS ?= 6
 # `make fuzz`: seconds per target; targets (default: all).
 SECONDS ?= 60
 TARGETS ?=

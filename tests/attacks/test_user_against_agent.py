@@ -26,7 +26,7 @@ pytestmark = [
 ]
 ATTACKER, MONITOR = 61_501, 61_502  # users
 MOST_MEMORY = 128 << 20  # MemoryMax of deploy/systemd/joblens-agent.service
-TICKS = 3  # for which an attack goes on
+TICKS = 2  # for which an attack goes on
 CONFIG = """
 interval = 1.0
 cluster = "lab"

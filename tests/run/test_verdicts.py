@@ -71,9 +71,9 @@ def burn(seconds):
     end = time.time() + seconds
     while time.time() < end: pass
 with multiprocessing.Pool() as pool:
-    pool.map(burn, [6] * multiprocessing.cpu_count(), 1)
+    pool.map(burn, [5] * multiprocessing.cpu_count(), 1)
 open("alone", "w").write(str(time.time()))
-burn(7)
+burn(6)
 """
 WRITE = "timeout 7 dd if=/dev/zero of=f$n bs=256k oflag=direct,dsync 2>/dev/null"
 SLOW = 4 << 20  # bytes per second

@@ -91,7 +91,7 @@ def test_sighup_forgets_no_job(tmp_path: Path) -> None:
         started = stack.enter_context(running_agent(tmp_path, config))
         load.go()
         assert load.stands()
-        wait_for("the load's children", lambda: job_cpu(started) > 2.3)
+        wait_for("the load's children", lambda: job_cpu(started) > 1.1)
         load.go()
         assert load.stands()
         before = job_cpu(started)

@@ -43,10 +43,10 @@ def test_with_cgroups() -> None:
 
 def share_a_node(lab: Lab, watch: Watch, in_groups: bool) -> None:
     need_perl()
-    one = f"{burn(1, 300, until=OVER)}\ntimes"
-    tasks = f"srun sh -c {shlex.quote(f'{burn(1, 150, until=OVER)}; times')}\ntimes"
+    one = f"{burn(2, 300, until=OVER)}\ntimes"
+    tasks = f"srun sh -c {shlex.quote(f'{burn(2, 150, until=OVER)}; times')}\ntimes"
     # One process after the other, most of them shorter than the time between two looks.
-    many = f"{burn(0.1)}\n" * 10 + f"{burn(0.5, 200, until=OVER)}\ntimes"
+    many = f"{burn(0.2)}\n" * 10 + f"{burn(1, 200, until=OVER)}\ntimes"
     with ExitStack() as stack, watch.running(RESIDENT):
         node = count_node(stack, lab, in_groups)
         jobs = {
