@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import joblens
 from capture.made import store_captured
 from joblens.analysis.captured_only import CapturedOnly
-from joblens.analysis.ended import count_processes, merge_ended
+from joblens.analysis.ended import count_processes, find_outside, merge_ended
 from joblens.analysis.processes import choose_processes
 from joblens.core.errors import OutsideError
 from joblens.record.ends import EndedProcess, EndedThread
@@ -44,6 +44,11 @@ def ended(draw: st.DrawFn, number: int) -> EndedProcess:
         user_seconds=draw(_TIMES),
         system_seconds=draw(_TIMES),
         threads=draw(_NUMBERS),
+        executable=draw(st.sampled_from(["/bin/cc", "/bin/ld"])),
+        programs=draw(_NUMBERS),
+        time_slices=draw(_NUMBERS),
+        exit_code=draw(_NUMBERS),
+        signal=draw(_NUMBERS),
     )
 
 
@@ -56,6 +61,7 @@ def compare(ends: list[EndedProcess]) -> None:
     counts, inexact, _ = count_processes(merged, 9.0)
     assert (only.exact, len(only) - only.exact) == (counts.exact, counts.counted)
     assert only.name_inexact() == inexact
+    assert only.find_outside() == find_outside(ends)
 
 
 @settings(deadline=None, max_examples=25)

@@ -86,13 +86,16 @@ def test_programs_without_the_library_are_named() -> None:
     shell = captured(1, 0, "/bin/sh")
     killed_before_its_program = captured(2, 1, "/bin/sh", **outside)
     spawned = captured(8, 1, "/opt/other", name="other", start=0, **outside)
-    killed = captured(3, 1, "/bin/sleep", time_slices=None)
+    killed = captured(3, 1, "/bin/sleep", time_slices=None, signal=9)
+    left_behind = captured(10, 1, "/bin/sleep", time_slices=None)
+    without_environment = captured(11, 1, "/usr/bin/env", name="make", time_slices=None, exit_code=2)
     subshell = captured(4, 1, "/bin/sh", programs=0)
     static = captured(5, 1, "/opt/static", name="static", **outside)
     command = ended(6, 0)._replace(name="unknown", began_seconds=None)
     killed_at_once = captured(9, 1, "/bin/sh", start=0, began_seconds=None, signal=9, **outside)
-    others = [shell, killed_before_its_program, killed, subshell, killed_at_once]
+    others = [shell, killed_before_its_program, killed, left_behind, subshell, killed_at_once]
     assert find_outside(others) == []
+    assert find_outside([*others, without_environment]) == [without_environment]
     found = find_outside([*others, static, command, spawned])
     assert found == [static, command, spawned]
     merged = merge_ended([sampled(6, 60).replace(name="go")], [*others, static, command, spawned])

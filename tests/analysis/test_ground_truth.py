@@ -173,7 +173,7 @@ ON_BUSY = {
     "a quota": (
         made(Phase(cores=0.3, delayed=0.8, throttled=0.5, threads=2), cores=0.5),
         ["CPU quota"],
-        "It used 0.3 of 0.5 cores; its CPU quota throttled it for 50% of the time.",
+        "It used 0.3 of 0.5 cores; its CPU quota throttled it for 50% of the time that it was ready to run.",
     ),
 }
 ON_QUIET = {
@@ -235,7 +235,7 @@ ON_QUIET = {
     "a quota": (
         made(Phase(cores=0.5, delayed=0.5, throttled=0.5, idle=7.5), cores=0.5),
         ["CPU quota"],
-        "It used 0.5 of 0.5 cores; its CPU quota throttled it for 50% of the time.",
+        "It used 0.5 of 0.5 cores; its CPU quota throttled it for 50% of the time that it was ready to run.",
     ),
     "a leak": (
         made(Phase(cores=7.9, threads=8, growth=30 * MIB)),

@@ -181,7 +181,9 @@ def test_cpu_quota() -> None:
         finding.evidence
         == "its CPU quota of 0.5 cores throttled it for 50% of the time that it was ready to run"
     )
-    said = "It used 0.5 of 0.5 cores; its CPU quota throttled it for 50% of the time."
+    said = (
+        "It used 0.5 of 0.5 cores; its CPU quota throttled it for 50% of the time that it was ready to run."
+    )
     assert verdict(view, [finding.rule]) == said
 
 

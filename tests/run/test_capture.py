@@ -110,6 +110,14 @@ def test_static_command_is_exact(stand: Stand) -> None:
     assert record["used"]["cpu_seconds_exact"] > 0.2
 
 
+def test_programs_of_an_empty_environment_are_stated(stand: Stand) -> None:
+    """A process that executes a program without the library has begun with it. Its children are missing."""
+    result = stand.run(["sh", "-c", "env -i sh -c '/bin/true; /bin/true; exit 3'; /bin/true"], "--capture")
+    assert result.returncode == 0
+    assert stand.job()["data"]["processes"]["exact"] == 3
+    assert "programs without the library of capture: sh; of processes" in " ".join(result.stderr.split())
+
+
 def test_program_with_address_sanitizer(stand: Stand) -> None:
     """It ends programs that have another library before its own, unless that says otherwise."""
     source = "int main(){ char *text = malloc(4); text[3] = 7; return text[3]; }"

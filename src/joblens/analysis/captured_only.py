@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from joblens.analysis.ended import MOST_ENDS, MOST_NAMED, as_process_use
+from joblens.analysis.ended import MOST_ENDS, MOST_NAMED, as_process_use, find_outside
 from joblens.analysis.processes import MOST_LISTED, Alike, describe_process
 from joblens.record.ends import EndedProcess
 from joblens.record.report import ProcessUse
@@ -17,6 +17,8 @@ from joblens.store.reader import LakeReader, Reader, Span
 
 if TYPE_CHECKING:
     from joblens.store.end_table import EndTable
+
+_MOST_OUTSIDE = 1000
 
 
 def find_captured_only(reader: Reader, span: Span) -> CapturedOnly | None:
@@ -66,6 +68,17 @@ class CapturedOnly:
         alike = order[numpy.union1d(same, same + 1)]
         keys = set(zip(nodes[self._order[alike]], self._pid[alike].tolist(), self._start[alike].tolist()))
         return len(keys) == len(alike)
+
+    def find_outside(self) -> list[EndedProcess]:
+        """As the function of this name, by the first of them."""
+        import numpy
+
+        slices, parents, pid, source = self._table.columns("time_slices", "parent", "pid", "source")
+        places = numpy.flatnonzero(numpy.isnan(slices))[:_MOST_OUTSIDE]
+        if not len(places) or (source != "").any():
+            return []
+        whose = numpy.flatnonzero(numpy.isin(pid, parents[places]))
+        return find_outside(self._table.rows(numpy.union1d(places, whose).tolist()))
 
     @property
     def exact(self) -> int:

@@ -99,17 +99,23 @@ def find_unlisted(
 def find_outside(ended: list[EndedProcess]) -> list[EndedProcess]:
     """Return programs without the library, such as static ones, which only who waited for them has recorded.
 
-    A program that is killed has begun with a record. Its children without a program have its name, also those
+    A program that is killed has begun with a record; one that returned without writing its end has executed a
+    program without the library, as `env -i` does. Its children without a program have its name, also those
     that are killed before they have written anything. Agents that report ends report all of them.
     """
-    found = [it for it in ended if not it.programs and it.time_slices is None]
+    found = [
+        it
+        for it in ended
+        if it.time_slices is None and (not it.programs or (it.exit_code is not None and not it.signal))
+    ]
     if not found or any(it.source for it in ended):
         return []
     programs = {(it.node, it.pid): it.executable for it in ended}
     return [
         it
         for it in found
-        if it.executable != programs.get((it.node, it.parent))
+        if it.programs
+        or it.executable != programs.get((it.node, it.parent))
         or (it.began_seconds is None and it.signal is None)
     ]
 

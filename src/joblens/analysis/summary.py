@@ -213,7 +213,8 @@ def _collect(
     only = find_captured_only(reader, span) if part is None and not processes and not whole.times else None
     ended = reader.ends(span, EndedProcess, MOST_ENDS) if part is None and only is None else []
     merged = merge_ended(processes, ended) if ended else processes
-    return _Samples(start, whole, processes, merged, around, marks, problems, find_outside(ended), only)
+    outside = find_outside(ended) if only is None else only.find_outside()
+    return _Samples(start, whole, processes, merged, around, marks, problems, outside, only)
 
 
 def _used(samples: _Samples, totals: Totals, reader: Reader, facts: JobFacts) -> Used:

@@ -292,7 +292,7 @@ class JobSource(ABC):
         """The jobs, with their times as such, and what is not known as NaN."""
         from joblens.api.frames import frame_of_jobs
 
-        return frame_of_jobs(self.jobs(wanted, **filters))
+        return frame_of_jobs([shown(job) for job in self.jobs(wanted, **filters)])
 
     def series_frame(
         self, name: str, set_name: str = "job", columns: tuple[str, ...] = (), points: int = 1000

@@ -6,8 +6,8 @@ import json
 import re
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple, Protocol
 
 from joblens.core.config import Settings, TsdbSettings, UsermodeSettings, split_address, split_url
@@ -170,9 +170,20 @@ def find_unreachable(session: Session) -> dict[str, str]:
     targets = dict(list(session.state.tsdb.targets.items())[:_MOST_TRIED]) if session.state.tsdb else {}
     if not targets:
         return {}
-    with ThreadPoolExecutor(len(targets)) as pool:
-        found = dict(zip(targets, pool.map(_why_unreachable, targets.values())))
-    return {host: f"{targets[host]}: {why}" for host, why in found.items() if why}
+    found: dict[str, str] = {}
+
+    def check(host: str, address: str) -> None:
+        found[host] = _why_unreachable(address)
+
+    # A name server that does not answer takes longer than any timeout: such a thread is left behind.
+    threads = [Thread(target=check, args=target, daemon=True) for target in targets.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _REACH_SECONDS + 1.0
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0.0))
+    reasons = {host: found.get(host, "no answer from it or from the name server") for host in targets}
+    return {host: f"{targets[host]}: {why}" for host, why in reasons.items() if why}
 
 
 def _why_unreachable(address: str) -> str:
