@@ -44,6 +44,7 @@ print(json.dumps({what: statistics.median(each) for what, each in busy.items()})
 _COMMANDS = {
     "agent --once": ["agent", "--once"],
     "run -- true": ["run", "--quiet", "--", "true"],
+    "jobs, the first after a run": ["jobs"],
     "jobs": ["jobs"],
     "job last": ["job", "last"],
 }
@@ -106,7 +107,10 @@ def _measure_commands(now: Version, before: Version) -> Section:
     return Section(
         f"Commands, {_RUNS} by turns; reference: the version before",
         lines,
-        ["`run` without capture, which the version before may not have"],
+        [
+            "`run` without capture, which the version before may not have",
+            "a version whose `run` leaves the analysis to the next command has it in the first `jobs`",
+        ],
     )
 
 

@@ -119,7 +119,7 @@ def test_the_rows_of_an_agent_complete_the_records(tmp_path: Path) -> None:
             Sample(_NS + 10**9, Rows(PROCESS_END, keys, values)),
             Sample(_NS + 10**9, Rows(JOB_END, (("", "a", "c1"),), [4])),
             *(
-                Sample(_NS + at * 10**9, Rows(END_EVENT, NO_KEY, [9, 9, lost, 0, 3, 0, 0, 0]))
+                Sample(_NS + at * 10**9, Rows(END_EVENT, NO_KEY, [9, 9, lost, lost + 1, 3, 0, 0, 0]))
                 for at, lost in ((0, 1), (5, 3), (29, 3))
             ),
         ]
@@ -130,3 +130,4 @@ def test_the_rows_of_an_agent_complete_the_records(tmp_path: Path) -> None:
     assert data.processes == ProcessCounts(ended=8, exact=3, sampled=1, counted=4)
     assert [name.split()[0] for name in data.inexact] == ["made"]
     assert any("the kernel lost 2 events of processes" in problem for problem in data.problems)
+    assert any("the kernel dropped reports of ends 2 times" in problem for problem in data.problems)

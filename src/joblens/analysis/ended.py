@@ -89,11 +89,15 @@ def find_unlisted(
         exact, counted = max(all_exact - listed_exact, 0), max(ended - all_exact - listed_others, 0)
     dropped = reader.split(span, "job_end", ("node",), ("dropped",), 1)
     counted += int(sum((series.last.get("dropped") or [0])[-1] or 0 for series in dropped.values()))
-    problems = tuple(
+    problems = [
         f"{node[0]}: the kernel lost {lost:,.0f} events of processes meanwhile, so that some may be missing"
         for node, lost in _increases(reader, around, "lost")
-    )
-    return Unlisted(exact, counted, problems)
+    ]
+    problems += [
+        f"{node[0]}: the kernel dropped reports of ends {times:,.0f} times meanwhile; some may not be exact"
+        for node, times in _increases(reader, around, "overruns")
+    ]
+    return Unlisted(exact, counted, tuple(problems))
 
 
 def find_outside(ended: list[EndedProcess]) -> list[EndedProcess]:
