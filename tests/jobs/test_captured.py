@@ -25,7 +25,15 @@ _RECORDS = b"".join(
         make_record("S", "/bin/sh", "/", "op:x", "3", "0", "sh", "job", time=_NS, pid=7, start=9, parent=1),
         make_record("T", "worker", time=_NS + 5, pid=7, start=9, thread=8, running=0, cpu=2_000_000_000),
         make_record(
-            "E", time=_NS + 10**9, pid=7, start=9, status=256, user=2_500_000, system=500_000, peak_kib=100
+            "E",
+            time=_NS + 10**9,
+            pid=7,
+            start=9,
+            status=256,
+            user=2_500_000,
+            system=500_000,
+            peak_kib=100,
+            threads=1,
         ),
         make_record("F", time=_NS, pid=10, start=11, parent=7),
     ]

@@ -103,14 +103,16 @@ def find_unlisted(
 def find_outside(ended: list[EndedProcess]) -> list[EndedProcess]:
     """Return programs without the library, such as static ones, which only who waited for them has recorded.
 
-    A program that is killed has begun with a record; one that returned without writing its end has executed a
-    program without the library, as `env -i` does. Its children without a program have its name, also those
-    that are killed before they have written anything. Agents that report ends report all of them.
+    A program that is killed has begun with a record; one that returned without writing its end, with the
+    number of its threads, has executed a program without the library, as `env -i` does. Its children
+    without a program have its name, also those that are killed before they have written anything. Agents
+    that report ends report all of them.
     """
     found = [
         it
         for it in ended
-        if it.time_slices is None and (not it.programs or (it.exit_code is not None and not it.signal))
+        if it.time_slices is None
+        and (not it.programs or (it.threads is None and it.exit_code is not None and not it.signal))
     ]
     if not found or any(it.source for it in ended):
         return []
