@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  # while a test acts as another user, it may not be readable
 import fcntl
 import gc
 import json
@@ -19,6 +20,9 @@ settings.register_profile(
     "patient", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
+
+# A child would end objects of libraries whose threads it does not have, and can crash before its program.
+os.register_at_fork(before=gc.disable, after_in_parent=gc.enable)
 
 # No settings file of this machine or user counts, here and in the commands that tests start.
 os.environ["JOBLENS_CONFIG"] = os.devnull
