@@ -45,6 +45,15 @@ def write_segment(journal: Path, number: int, batches: list[bytes], received_ns:
     return Segment(number, path)
 
 
+def topic_settings(address: str, topic: str) -> dict[str, str]:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._config import ConfigResource
+
+    client = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    (outcome,) = client.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)]).values()
+    return {name: entry.value for name, entry in outcome.result(PATIENCE).items()}
+
+
 def read_topic(address: str, topic: str, isolation: str = "read_committed") -> Iterator[Message]:
     """All that is in it now, partition by partition in order. A transaction that has been committed is on its
     way to the partitions for a moment: the end for those who read finished ones is still before it."""

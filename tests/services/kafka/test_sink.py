@@ -25,7 +25,7 @@ from joblens.store.home import find_home, make_home
 from waiting import PATIENCE, wait_for
 
 from .broker import Broker, MockBroker
-from .made import START, TICKS, Ends, has_topic, make_batch, read_topic, write_segment
+from .made import START, TICKS, Ends, has_topic, make_batch, read_topic, topic_settings, write_segment
 
 
 def options(address: str, prefix: str, **other: Any) -> Options:
@@ -34,6 +34,14 @@ def options(address: str, prefix: str, **other: Any) -> Options:
 
 def values(address: str, topic: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
     return [json.loads(message.value() or b"") for message in read_topic(address, topic, isolation)]
+
+
+def test_notes_are_compacted(broker: Broker, prefix: str, tmp_path: Path) -> None:
+    """Their topic is created with its settings: else the broker would make it with those of data, and in time
+    delete the positions."""
+    open_sink(Place("kafka", tmp_path, "h1"), options(broker.address, prefix)).recover(0)
+    found = topic_settings(broker.address, f"{prefix}.cursors")
+    assert (found["cleanup.policy"], found["segment.ms"]) == ("compact", "600000")
 
 
 def test_rows_as_json(any_broker: Broker | MockBroker, prefix: str, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class Kafka:
         from confluent_kafka.cimpl import NewTopic
 
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=_dotted(settings))
-        (outcome,) = AdminClient(self._common({})).create_topics([new], request_timeout=TIMEOUT).values()
+        client = AdminClient(self._common({}))  # without a name it would end before it has sent the request
+        (outcome,) = client.create_topics([new], request_timeout=TIMEOUT).values()
         try:
             outcome.result(TIMEOUT + 5)  # librdkafka's own timeout comes first, with its reason
         except KafkaException:  # usually it exists; else producing to it fails
