@@ -150,7 +150,11 @@ def test_jobs_that_never_started(own_home: Home, tmp_path: Path) -> None:
     with serving(answers_of(site), tmp_path / "s") as (address, _):
         with MergedStore(lambda: Store(own_home), True, RemoteStore(address)) as merged:
             listed = [(it.job.id, it.origin) for it in merged.listed(JobFilter())]
+            frame = merged.jobs_frame()
         assert listed == [("5", "own"), ("5", "site"), ("6", "site"), ("5", "site")]
+        assert list(frame["start"].isna()) == [True, True, False, True]
+        with Store(own_home) as own:
+            assert list(own.jobs_frame()["start"].isna()) == [True]
         rows = json.loads(joblens(own_home, "jobs", "--json", JOBLENS_SERVER=address).stdout)
     assert [row["start"] for row in rows] == [None, None, START + 15.0, None]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import threading
 from pathlib import Path
+
+import pytest
 
 from joblens.store.home import find_home, make_home
 from joblens.usermode.companions import find_unreachable, wait_until_scraped
@@ -11,6 +15,7 @@ from joblens.usermode.hosts import Allocation
 from joblens.usermode.session import make_session
 from joblens.usermode.state import SessionState, Tsdb
 from services.running import free_port
+from waiting import PATIENCE
 
 
 def test_why_a_host_cannot_be_scraped(tmp_path: Path) -> None:
@@ -31,3 +36,30 @@ def test_why_a_host_cannot_be_scraped(tmp_path: Path) -> None:
     assert list(found) == ["c2", "c3"]
     assert found["c2"] == f"{nobody}: Connection refused"
     assert found["c3"].startswith(f"{unknown}: ")
+
+
+def test_a_name_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for; the other reasons are there."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def look_up(address: tuple[str, int], *rest: object) -> socket.socket:
+        if address[0] == "c1":
+            asked.set()
+            answers.wait(PATIENCE)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr("joblens.usermode.companions._ALL_REACHED_SECONDS", 0.5)
+    monkeypatch.setattr(socket, "create_connection", look_up)
+    allocation = Allocation("", "7", "lab", ("c1", "c2"), "here")
+    session = make_session(SessionState(str(make_home(find_home(tmp_path)).path), allocation))
+    session.state.tsdb = Tsdb("prometheus", {})
+    session.state.tsdb.targets = {"c1": "c1:9477", "c2": "c2:9477"}
+    try:
+        found = find_unreachable(session)
+        assert asked.is_set()
+        assert not answers.is_set()
+    finally:
+        answers.set()
+    assert found == {
+        "c1": "c1:9477: no answer from it or from the name server", "c2": "c2:9477: Connection refused",
+    }  # fmt: skip

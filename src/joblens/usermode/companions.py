@@ -30,7 +30,7 @@ from joblens.wire.mac import make_page_token
 CONFIGURED = "tsdb"  # the server that the settings name
 _PAGE = re.compile(r"https?://.*:([0-9]+)/")
 _LONGEST_LAST = 5.0  # seconds for a last scrape
-_REACH_SECONDS = 3.0
+_REACH_SECONDS, _ALL_REACHED_SECONDS = 3.0, 4.0
 _MOST_TRIED = 128  # hosts
 
 
@@ -179,7 +179,7 @@ def find_unreachable(session: Session) -> dict[str, str]:
     threads = [Thread(target=check, args=target, daemon=True) for target in targets.items()]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + _REACH_SECONDS + 1.0
+    end = time.monotonic() + _ALL_REACHED_SECONDS
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
     reasons = {host: found.get(host, "no answer from it or from the name server") for host in targets}
