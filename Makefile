@@ -26,6 +26,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py src/joblens/capture/preload.c 
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+# Uncompiled, as most of their modules are never imported.
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the packages for tests and benchmarks into $(VENV) …"
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --group dev --group bench

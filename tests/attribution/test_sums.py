@@ -177,28 +177,17 @@ def test_what_stays_the_same_is_counted_seldom(tmp_path: Path) -> None:
     assert 2 < counts < 20
 
 
-class Preempted(Host):
-    """A busy machine where counting takes a millisecond of CPU time and a second."""
-
-    now = 0.0
-    cpu = 0.0
-
-    def read_once(self, path: str) -> bytes:
-        self.now += 1.0
-        self.cpu += 0.001
-        return super().read_once(path)
-
-
 def test_a_busy_node_is_not_counted_less_often(tmp_path: Path) -> None:
-    host = Preempted(make_machine(tmp_path, {f"proc/{pid}/smaps_rollup": ROLLUP for pid in (1, 2)}))
-    memory = SharedMemory(host, lambda: host.now, lambda: host.cpu)
+    """Where a millisecond of CPU time takes a second, as others have the cores."""
+    host = Counting(make_machine(tmp_path, {f"proc/{pid}/smaps_rollup": ROLLUP for pid in (1, 2)}))
+    memory = SharedMemory(host, lambda: 1000 * host.now, lambda: host.now)
     values = [0] * len(PROCESS.columns)
     values[PROCESS.position("rss_anon_bytes")] = 2300
     processes = [(ProcessKey(pid, 1, 1, 1, 1, 0, 1000, "a", "a", "/"), values) for pid in (1, 2)]
     memory.measure(processes)
     for pid in (1, 2):
         (tmp_path / f"proc/{pid}/smaps_rollup").write_bytes(ROLLUP.replace(b"1000 kB", b"2150 kB"))
-    host.now += 1.0
+    host.now += 0.001
     found = memory.measure(processes)
     assert found is not None
     assert found.bytes == 2 * 2300 * 1024

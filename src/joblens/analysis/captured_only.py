@@ -70,7 +70,7 @@ class CapturedOnly:
         return len(keys) == len(alike)
 
     def find_outside(self) -> list[EndedProcess]:
-        """As the function of this name, by the first of them."""
+        """As `joblens.analysis.ended.find_outside`, of the first that have not recorded their own end."""
         import numpy
 
         slices, parents, pid, source = self._table.columns("time_slices", "parent", "pid", "source")

@@ -78,7 +78,7 @@ def _use(view: View, rules: list[str]) -> str:
     load = render_load(used)
     share = f"{load} of {render_cores(cores)} core{plural}" if cores else f"{load} cores"
     taken = (lost_cores(view) or (0.0, 0.0))[1]
-    held = f"{view.used.throttled_share or 0.0:.0%} of the time that it was ready to run"
+    throttled = f"{view.used.throttled_share or 0.0:.0%} of the time that it was ready to run"
     traffic = render_traffic(view)
     sayings = {
         "GPUs held idle": _held(view),
@@ -86,7 +86,7 @@ def _use(view: View, rules: list[str]) -> str:
         "GPUs waiting": f"used {share}; its GPUs waited for work most of the time.",
         "idle nodes": _idle_nodes(view, share),
         "uneven nodes": f"used {share}, on some nodes far more than on others.",
-        "CPU quota": f"used {share}; its CPU quota throttled it for {held}.",
+        "CPU quota": f"used {share}; its CPU quota throttled it for {throttled}.",
         "I/O wait": f"was I/O-bound: {traffic}; it used {share}.",
         "idle cores": f"used {share}; the rest of its cores had no work.",
         "asleep": f"slept or waited {1 - awake_share(view, used):.0%} of the time, using {share}.",

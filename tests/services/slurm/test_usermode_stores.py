@@ -23,7 +23,7 @@ from .work import compile_ranks, need_perl, wait_for_no_processes
 
 USER, OTHER = "userA", "userB"
 SETTINGS = "joblens.toml"
-SECONDS, MIB = 1.2, 60  # of CPU time and memory, for each rank
+SECONDS, MIB = 2, 60  # of CPU time and memory, for each rank
 RESULT = f"3 ranks have {(1 + 2 + 3) * MIB} together\n"
 INTERVAL = 1.0
 EMBEDDED, PROMETHEUS, VICTORIAMETRICS = "", "prometheus", "victoriametrics"
